@@ -1,0 +1,1 @@
+"""The record's schema, one Alembic revision after the other; `sinks/migrate.py` runs them."""

@@ -1,0 +1,51 @@
+"""A partner as jobs.toml describes it: where it is, how fast it may be sent to, how its answers are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+DEFAULT_LEVELS = tuple(timedelta(seconds=s) for s in (60, 120, 240, 480, 960, 1800))
+
+
+class SignatureScheme(StrEnum):
+    """How a request is signed."""
+
+    MADEIRA = "madeira"
+    STANDARD_WEBHOOKS = "standard-webhooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """One receiver. `qps` is a promise about any second; `levels` are the waits between attempts.
+
+    `signing_keys` are the secrets themselves, read from the environment; they never show in a repr.
+    """
+
+    name: str
+    endpoint: str
+    qps: int
+    tenant: str = "default"
+    signing_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    signature: SignatureScheme = SignatureScheme.MADEIRA
+    success: str | None = None
+    retry_codes: frozenset[str] = frozenset()
+    already_accepted: frozenset[str] = frozenset()
+    timeout: timedelta = timedelta(seconds=20)
+    guard: timedelta = timedelta(milliseconds=15)
+    lateness: timedelta = timedelta(milliseconds=8)
+    levels: tuple[timedelta, ...] = DEFAULT_LEVELS
+    max_attempts: int = 12
+    max_age: timedelta = timedelta(hours=72)
+    unknown_retries: int = 3
+    max_in_flight: int = 100
+    batch_floor_percent: int = 20
+    allow_private: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def interval_us(self) -> int:
+        """Microseconds between two sends: `floor((1 s + J) / Q) + 1`, so no second holds more than `qps`."""
+        guard_us = self.guard // timedelta(microseconds=1)
+        return (1_000_000 + guard_us) // self.qps + 1

@@ -1,0 +1,49 @@
+"""Every exception that Madeira raises on purpose, as one tree.
+
+    MadeiraError
+    ├── ConfigurationError      jobs.toml or the environment is wrong; the text says place and fix
+    ├── StaleGeneration         Redis belongs to another generation: stop, ask PostgreSQL, begin again
+    ├── StoreUnavailable        Redis or PostgreSQL does not answer; the caller backs off and tries again
+    ├── SchemaTooOld            the database lacks a migration; the text names the command
+    ├── BatchRefused            a batch cannot be released; nothing of it was sent
+    └── ReportMismatch          written files and SQL's totals differ; nothing was published
+
+The expected (a partner's answer, a paused partner, nothing to do) is a value, never one of these.
+"""
+
+from __future__ import annotations
+
+
+class MadeiraError(Exception):
+    """Base of every error that Madeira raises on purpose."""
+
+
+class ConfigurationError(MadeiraError):
+    """One or more mistakes in `jobs.toml` or the environment.
+
+    `mistakes` holds one line each, every one with its place and its fix.
+    """
+
+    def __init__(self, mistakes: tuple[str, ...]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = mistakes
+
+
+class StaleGeneration(MadeiraError):
+    """A script answered STALE: `pace` is missing or carries another generation. Nothing was changed."""
+
+
+class StoreUnavailable(MadeiraError):
+    """Redis or PostgreSQL could not be reached or timed out."""
+
+
+class SchemaTooOld(MadeiraError):
+    """The database is not at the schema that this program was written for."""
+
+
+class BatchRefused(MadeiraError):
+    """A batch cannot be released; nothing of it was sent."""
+
+
+class ReportMismatch(MadeiraError):
+    """What was written and what SQL says differ; nothing was published."""

@@ -1,0 +1,89 @@
+"""Every Redis key that Madeira uses, with its type and lifetime. Nobody else spells one.
+
+All keys of a partner carry the hash tag `{tenant.partner}`, so each script touches one cluster slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "senders"
+"""The one consumer group of every lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerKeys:
+    """The keys of one partner. `base` is `prefix:{tenant.partner}`."""
+
+    base: str
+
+    @property
+    def pace(self) -> str:
+        """Hash, for ever: generation, state, interval, tat, pauses and the counters that take checks."""
+        return f"{self.base}:pace"
+
+    @property
+    def lanes(self) -> str:
+        """Sorted set of the lane names that exist (`batch:7`), by the order in which they are drained."""
+        return f"{self.base}:lanes"
+
+    @property
+    def open(self) -> str:
+        """Hash: delivery → where it is (`lane/entry`, `delay:60/entry`) or `done:<attempt_id>`."""
+        return f"{self.base}:open"
+
+    @property
+    def delays(self) -> str:
+        """Sorted set of the delay streams that are not empty, by their head's due time in ms."""
+        return f"{self.base}:delays"
+
+    @property
+    def dead(self) -> str:
+        """Stream, capped: a quick look at the dead; PostgreSQL is what is read for work."""
+        return f"{self.base}:dead"
+
+    def lane(self, name: str) -> str:
+        """Stream of waiting deliveries: `live`, `batch:<n>` or `batch:<n>:returns`. Until drained or recovered."""
+        return f"{self.base}:{name}"
+
+    def delay(self, seconds: int) -> str:
+        """Stream of deliveries that wait this long, due in the order of their entries."""
+        return f"{self.base}:delay:{seconds}"
+
+    def outcomes(self, generation: int) -> str:
+        """Stream of what happened, read by the recorder; trimmed 60 s after PostgreSQL has it."""
+        return f"{self.base}:outcomes:{generation}"
+
+    @property
+    def every(self) -> str:
+        """Pattern over all keys of this partner, for SCAN in recovery."""
+        escaped = self.base.replace("[", r"\[").replace("]", r"\]").replace("*", r"\*").replace("?", r"\?")
+        return f"{escaped}:*"
+
+
+LIVE = "live"
+
+
+def batch_lane(batch_id: int) -> str:
+    """Lane name of a batch's own stream; its entry ids are `1-<row number>`."""
+    return f"batch:{batch_id}"
+
+
+def returns_lane(batch_id: int) -> str:
+    """Lane name of what comes back to a batch: from a delay, a sweep or a worker that left."""
+    return f"batch:{batch_id}:returns"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys below one prefix."""
+
+    prefix: str = "madeira"
+
+    def partner(self, name: str, tenant: str = "default") -> PartnerKeys:
+        """Keys of one partner."""
+        return PartnerKeys(f"{self.prefix}:{{{tenant}.{name}}}")
+
+    def worker(self, worker: str) -> str:
+        """String with a 15 s expiry: the lease of one worker. Gone means dead; it is never renewed then."""
+        return f"{self.prefix}:worker:{worker}"
