@@ -1,1 +1,1 @@
-"""What moves, and in which order: from the source's rows to the partner's answer, the record and the morning's report."""
+"""What moves, and in which order: from the source's rows to the partner's answer, the record, the report."""

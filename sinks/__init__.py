@@ -1,1 +1,1 @@
-"""How an event leaves, and what is written down: the partner, the signature, the request, the answer, the journal."""
+"""How an event leaves and what is written down: the partner, the signature, the request, the answer."""

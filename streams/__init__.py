@@ -1,1 +1,1 @@
-"""The event and its life in Redis: the envelope, the states of a delivery, the keys, and one script for each move."""
+"""The event and its life in Redis: envelope, states of a delivery, keys, and one script for each move."""

@@ -63,7 +63,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def private_valkey(tmp_path: Path) -> Iterator[PrivateValkey]:
-    """A durable Valkey of this test's own: to flush, kill (``pid()``) and ``start()`` again at the same ``url``.
+    """A durable Valkey of this test's own, to flush, kill (``pid()``), ``start()`` again at its ``url``.
 
     After a kill: ``await_end(server.home)``, ``server.start()``, ``awaited_pid(server)``.
     """
