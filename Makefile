@@ -55,7 +55,8 @@ lock:
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --extra dev --output-file requirements.lock pyproject.toml
 
+# Stops the embedded servers; their data in var/ stays, whoever wants it gone deletes it by hand.
 clean:
 	@if test -x $(BIN)/python && test -d var; then $(BIN)/python -m madeira.embedded stop var; fi
-	rm -rf .venv var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
