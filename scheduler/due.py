@@ -25,11 +25,7 @@ def due_dates(
     day = today if first is None else first
     due = []
     while day <= today:
-        if (
-            is_business_date(schedule.calendar, day)
-            and day not in recorded
-            and schedule.fires_at(day) <= now
-        ):
+        if is_business_date(schedule.calendar, day) and day not in recorded and schedule.fires_at(day) <= now:
             due.append(day)
         day += _DAY
     return tuple(due)

@@ -20,7 +20,8 @@ class SignatureScheme(StrEnum):
 class Partner:
     """One receiver. `qps` is a promise about any second; `levels` are the waits between attempts.
 
-    `signing_keys` are the secrets themselves, read from the environment; they never show in a repr.
+    `signing_keys` are the secrets themselves, read from the environment; they never show in a repr,
+    nor do `headers`, which may carry tokens.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Partner:
     max_in_flight: int = 100
     batch_floor_percent: int = 20
     allow_private: bool = False
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def interval_us(self) -> int:
