@@ -44,13 +44,14 @@ def used(var: Path) -> Iterator[Embedded]:
         yield servers
 
 
-def _another_process(var: Path) -> subprocess.Popen[str]:
+def _another_process(var: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", USER, str(var)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=environment,
     )
 
 
@@ -248,6 +249,28 @@ def test_a_directory_that_only_root_can_enter_works_and_stays_closed(tmp_path: P
     ):
         assert connection.execute("SELECT 1").fetchone() == (1,)
     assert stat.S_IMODE(closed.stat().st_mode) & 0o066 == 0
+
+
+def _reachable_by_all(path: Path) -> bool:
+    return all(parent.stat().st_mode & 0o001 for parent in path.absolute().parents)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another user for PostgreSQL")
+@pytest.mark.skipif(not _reachable_by_all(Path(sys.prefix)), reason="would open the way to this environment")
+def test_root_without_user_namespaces_runs_it_as_nobody_and_goes_back(var: Path) -> None:
+    """Where ``unshare`` is missing or forbidden; the data serves under either user."""
+    with Embedded.start(var, durable=False):
+        assert (var / "postgres" / "data").stat().st_uid == 0
+    with _another_process(var, environment={"PATH": ""}) as other:
+        database_pid = int(_first_line(other).split()[1])
+        assert psutil.Process(database_pid).username() == "nobody"
+        out, _ = other.communicate("\n")
+    assert out.strip() == "True"
+    with (
+        Embedded.start(var, durable=False) as used,
+        psycopg.connect(used.servers.database_url) as connection,
+    ):
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_damaged_state_says_so(var: Path) -> None:
