@@ -118,6 +118,8 @@ CREATE TABLE batch_total (
     expected_minor numeric NOT NULL,
     loaded_count   bigint NOT NULL,
     loaded_minor   numeric NOT NULL,
+    known_count    bigint NOT NULL DEFAULT 0,   -- loaded by an earlier batch with the same body
+    known_minor    numeric NOT NULL DEFAULT 0,
     PRIMARY KEY (batch_id, partner, currency)
 );
 
@@ -144,6 +146,12 @@ CREATE TABLE business_day_run (
     attempts      integer NOT NULL DEFAULT 1,
     detail        text NOT NULL DEFAULT '',
     PRIMARY KEY (job, business_date)
+);
+
+-- The first business date that the scheduler still answers for: what lies before it is never caught up.
+CREATE TABLE schedule_mark (
+    job       text PRIMARY KEY,
+    next_date date NOT NULL
 );
 
 -- One row: which generation Redis must carry, and the run_id for which recovery was finished.
