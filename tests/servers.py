@@ -75,7 +75,8 @@ def cloned_database(admin_url: str, template: str) -> Iterator[str]:
     """The URL of a fresh copy of the template, dropped at the end whoever is still connected."""
     name = f"madeira_test_{secrets.token_hex(6)}"
     with psycopg.connect(admin_url, autocommit=True) as admin:
-        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        # Copying files takes half the time of copying through the log when nothing is synced.
+        create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
         admin.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
         try:
             yield sibling(admin_url, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -12,30 +14,35 @@ import redis
 from sinks.migrate import current, migrate, newest
 
 
-def _why_not() -> str | None:
+@pytest.fixture
+def docker_engine() -> Iterator[None]:
+    """Skips, with the reason, where containers are not wanted or no engine answers."""
     if os.environ.get("MADEIRA_TEST_CONTAINERS") != "1":
-        return "MADEIRA_TEST_CONTAINERS is not 1"
+        pytest.skip("MADEIRA_TEST_CONTAINERS is not 1")
     import docker
+    from docker.errors import DockerException
 
-    try:
-        docker.from_env().ping()
-    except docker.errors.DockerException as error:
-        return f"no Docker engine answers: {error}"
-    return None
-
-
-def test_the_schema_and_redis_work_in_containers() -> None:
-    """The versions of compose.yaml take the schema and a consumer group."""
-    if reason := _why_not():
-        pytest.skip(reason)
     with warnings.catch_warnings():
-        # testcontainers' own deprecations are not ours to mend.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from testcontainers.postgres import PostgresContainer
-        from testcontainers.redis import RedisContainer
+        # The client leaves sockets open, also when nobody answers: collected here, not in another test.
+        warnings.simplefilter("ignore")
+        reason = None
+        try:
+            docker.from_env().ping()
+        except DockerException as error:
+            reason = str(error)
+        if reason is None:
+            yield
+        gc.collect()
+    if reason is not None:
+        pytest.skip(f"no Docker engine answers: {reason}")
 
-        postgres, transit = PostgresContainer("postgres:16", driver=None), RedisContainer("redis:7.2")
-    with postgres, transit:
+
+def test_the_schema_and_redis_work_in_containers(docker_engine: None) -> None:
+    """The versions of compose.yaml take the schema and a consumer group."""
+    from testcontainers.postgres import PostgresContainer
+    from testcontainers.redis import RedisContainer
+
+    with PostgresContainer("postgres:16", driver=None) as postgres, RedisContainer("redis:7.2") as transit:
         url = postgres.get_connection_url()
         migrate(url)
         assert current(url) == newest()

@@ -16,6 +16,8 @@ import psutil
 import psycopg
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from madeira import embedded
 from madeira.embedded import Embedded, EmbeddedError
@@ -74,7 +76,10 @@ def test_both_serve_and_the_urls_need_a_password(used: Embedded) -> None:
     with redis.Redis.from_url(used.servers.redis_url) as client:
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
         port = client.connection_pool.connection_kwargs["port"]
-    with redis.Redis(host="127.0.0.1", port=port) as stranger, pytest.raises(redis.AuthenticationError):
+    with (
+        redis.Redis(host="127.0.0.1", port=port, retry=Retry(NoBackoff(), 0)) as stranger,
+        pytest.raises(redis.AuthenticationError),
+    ):
         stranger.ping()
 
 
