@@ -1,0 +1,504 @@
+"""The receiving partners of the demo, the tests and the benches: real HTTP, a ledger of their own,
+difficult on purpose.
+
+One server plays every bank; `POST /banks/<NAME>/payments` chooses one. `GET /_ledger` says what was
+received. Each request is a line in the ledger file before it is answered, and a restarted server reads the
+file first, so what a bank knows survives a kill of anything, this process included.
+
+    python -m madeira.banks --port-file F --ledger F [--script F] [--host H] [--port N]
+
+The script is JSON: `{"AB": {"unavailable_requests": 40}, "*": {}}`; fields are those of `Bank`, `*` is
+every other bank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import os
+import signal
+import socket
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from decimal import Decimal
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+from zlib import crc32
+
+import msgspec
+import uvloop
+
+from sinks.partner import SignatureScheme
+from sinks.signature import verify
+
+SECOND_US: Final = 1_000_000
+_STALL_EVERY_S: Final = 0.005
+
+Hostile = Literal[
+    "", "never", "drip", "huge", "gzip_bomb", "short_length", "long_length", "html", "redirect", "garbage",
+    "interim_flood", "header_flood", "early_bytes", "hang_up",
+]  # fmt: skip
+
+
+class Bank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one bank behaves. Everything is decided by the request itself or by counting, never by chance.
+
+    `*_every` = k means each id whose CRC-32 is divisible by k. `hostile` answers are for every request, and
+    book nothing.
+    """
+
+    secret: str = ""
+    scheme: SignatureScheme = SignatureScheme.MADEIRA
+    unavailable_s: float = 0
+    """503 for this long after the first request."""
+    unavailable_requests: int = 0
+    """503 for the first so many requests."""
+    soft_fail_every: int = 0
+    """200 `{"success": false, "code": "TRY_LATER"}` at the first try of an id."""
+    refuse_every: int = 0
+    """200 `{"success": false, "code": "REFUSED"}`, always."""
+    refuse_accounts: tuple[str, ...] = ()
+    """400 for an `account_to` that ends so."""
+    slow_ms: int = 0
+    reset_once: bool = False
+    """The first payment that would be booked is booked, then the connection is reset in place of an
+    answer."""
+    status: int = 0
+    """This status to everything; nothing is booked."""
+    answer: str = ""
+    """The body that goes with `status`."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """More headers on every answer."""
+    hostile: Hostile = ""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the ledger: a request as it arrived, and what was said to it.
+
+    `at_us` is the wall clock, `arrived_us` the monotonic one, both in microseconds. `signed` is None where
+    the bank has no secret. `amount_minor` is the amount in hundredths, None when the body has no amount
+    that fits.
+    """
+
+    bank: str
+    id: str
+    attempt: str
+    at_us: int
+    arrived_us: int
+    sha256: str
+    status: int
+    accepted: bool = False
+    signed: bool | None = None
+    amount_minor: int | None = None
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """What one bank has received. `duplicates` are ids that came again after they had been accepted."""
+
+    requests: int = 0
+    accepted: int = 0
+    accepted_minor: int = 0
+    duplicate_requests: int = 0
+    duplicates: list[str] = msgspec.field(default_factory=list)
+    other_body: list[str] = msgspec.field(default_factory=list)
+    badly_signed: int = 0
+    without_amount: int = 0
+    most_per_second: int = 0
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """`GET /_ledger`. `worst_stall_ms` is how long this process was once late to notice anything at all."""
+
+    banks: dict[str, Totals]
+    worst_stall_ms: float
+
+
+class _Order(msgspec.Struct):
+    amount: Decimal | None = None
+    account_to: str | int = ""
+
+
+class _Books:
+    """One bank's memory, rebuilt from its lines."""
+
+    def __init__(self, behaviour: Bank) -> None:
+        self.behaviour = behaviour
+        self.totals = Totals()
+        self.accepted: dict[str, str] = {}
+        self.tries: Counter[str] = Counter()
+        self.first_us: int | None = None
+        self.reset_done = False
+        self._second: deque[int] = deque()
+
+    def enter(self, entry: Entry) -> None:
+        """Count one line."""
+        totals = self.totals
+        totals.requests += 1
+        self.tries[entry.id] += 1
+        totals.badly_signed += entry.signed is False
+        known = self.accepted.get(entry.id)
+        if known is not None:
+            totals.duplicate_requests += 1
+            if entry.id not in totals.duplicates:
+                totals.duplicates.append(entry.id)
+            if known != entry.sha256 and entry.id not in totals.other_body:
+                totals.other_body.append(entry.id)
+        elif entry.accepted:
+            self.accepted[entry.id] = entry.sha256
+            totals.accepted += 1
+            totals.accepted_minor += entry.amount_minor or 0
+            totals.without_amount += entry.amount_minor is None
+
+    def arrive(self, arrived_us: int) -> None:
+        """Count one arrival in the second that ends with it."""
+        if self.first_us is None:
+            self.first_us = arrived_us
+        second = self._second
+        second.append(arrived_us)
+        while arrived_us - second[0] >= SECOND_US:
+            second.popleft()
+        self.totals.most_per_second = max(self.totals.most_per_second, len(second))
+
+
+class Banks:
+    """The server. `async with Banks(script, ledger=path) as banks:` listens on `banks.port` until the end."""
+
+    def __init__(
+        self, script: dict[str, Bank], *, ledger: Path, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._script = script
+        self._host, self._wanted_port = host, port
+        self._path = ledger
+        self._books: dict[str, _Books] = {}
+        self._encoder = msgspec.json.Encoder()
+        self._file = -1
+        self._server: asyncio.Server | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._worst_stall_s = 0.0
+        self.connections: set[_Connection] = set()
+        self.port = 0
+
+    async def __aenter__(self) -> Banks:
+        self._read_ledger()
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Connection(self), self._host, self._wanted_port, backlog=1024
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._watch(None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        if self._stall is not None:
+            self._stall.cancel()
+        self._server.close()
+        for connection in list(self.connections):
+            connection.abort()
+        await self._server.wait_closed()
+        os.close(self._file)
+
+    def endpoint(self, bank: str) -> str:
+        """Where payments to `bank` are posted."""
+        return f"http://{self._host}:{self.port}/banks/{bank}/payments"
+
+    def summary(self) -> Summary:
+        """What every bank has received so far."""
+        banks = {name: books.totals for name, books in sorted(self._books.items())}
+        return Summary(banks=banks, worst_stall_ms=round(self._worst_stall_s * 1000, 3))
+
+    def entries(self) -> list[Entry]:
+        """Every line of the ledger so far, in the order of arrival."""
+        return [msgspec.json.decode(line, type=Entry) for line in self._path.read_bytes().splitlines()]
+
+    def books(self, bank: str) -> _Books:
+        """The memory of one bank, begun when it is first spoken to."""
+        if bank not in self._books:
+            self._books[bank] = _Books(self._script.get(bank) or self._script.get("*") or Bank())
+        return self._books[bank]
+
+    def write(self, entry: Entry) -> None:
+        """Into the file, then into memory."""
+        os.write(self._file, self._encoder.encode(entry) + b"\n")
+        self.books(entry.bank).enter(entry)
+
+    def _read_ledger(self) -> None:
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) != len(data):  # killed in the middle of a line: that request was never answered
+            os.truncate(self._path, len(whole))
+        for line in whole.splitlines():
+            entry = msgspec.json.decode(line, type=Entry)
+            books = self.books(entry.bank)
+            books.enter(entry)
+            books.reset_done = True
+
+    def _watch(self, due: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        if due is not None:
+            self._worst_stall_s = max(self._worst_stall_s, now - due)
+        self._stall = loop.call_later(_STALL_EVERY_S, self._watch, now + _STALL_EVERY_S)
+
+
+class _Connection(asyncio.Protocol):
+    """HTTP/1.1 as far as a sender of bodies with a length needs it, pipelining included."""
+
+    def __init__(self, banks: Banks) -> None:
+        self._banks = banks
+        self._data = b""
+        self._waiting = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._banks.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._banks.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def abort(self) -> None:
+        """End the connection with a reset, whatever is still unsent."""
+        if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        arrived_us = time.monotonic_ns() // 1000
+        self._data = self._data + data if self._data else data
+        self._next(arrived_us)
+
+    def _next(self, arrived_us: int) -> None:
+        while not self._waiting and self._transport is not None and not self._transport.is_closing():
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            lines = self._data[:end].decode("latin-1").split("\r\n")
+            method, path, _ = (lines[0] + "  ").split(" ", 2)
+            fields = [line.partition(":") for line in lines[1:]]
+            headers = {name.lower(): value.strip() for name, _, value in fields}
+            length = int(headers.get("content-length", "0"))
+            if len(self._data) < end + 4 + length:
+                return
+            body = self._data[end + 4 : end + 4 + length]
+            self._data = self._data[end + 4 + length :]
+            self._request(method, path, headers, body, arrived_us)
+
+    def _request(self, method: str, path: str, headers: dict[str, str], body: bytes, arrived_us: int) -> None:
+        parts = path.partition("?")[0].split("/")
+        if method == "GET" and path == "/_ledger":
+            self._answer(200, msgspec.json.encode(self._banks.summary()))
+        elif method == "POST" and len(parts) == 4 and parts[1] == "banks" and parts[3] == "payments":
+            self._payment(parts[2], headers, body, arrived_us)
+        else:
+            self._answer(404, b'{"error": {"code": "NOT_FOUND"}}')
+
+    def _payment(self, bank: str, headers: dict[str, str], body: bytes, arrived_us: int) -> None:
+        books = self._banks.books(bank)
+        behaviour = books.behaviour
+        books.arrive(arrived_us)
+        key = headers.get("idempotency-key", "")
+        order = _order(body)
+        signed = _signed(behaviour, headers, body, key)
+        status, answer = _decide(books, key, order, arrived_us, signed=signed)
+        accepted = status == 200 and answer.startswith(b'{"success": true')
+        first_time = accepted and key not in books.accepted
+        self._banks.write(
+            Entry(
+                bank=bank,
+                id=key,
+                attempt=headers.get("madeira-attempt", ""),
+                at_us=time.time_ns() // 1000,
+                arrived_us=arrived_us,
+                sha256=sha256(body).hexdigest(),
+                status=0 if behaviour.hostile else status,
+                accepted=accepted,
+                signed=signed,
+                amount_minor=_minor(order),
+            )
+        )
+        if behaviour.hostile:
+            self._misbehave(behaviour.hostile)
+        elif behaviour.reset_once and first_time and not books.reset_done:
+            books.reset_done = True
+            self.abort()
+        elif behaviour.slow_ms:
+            self._waiting = True
+            self._later(
+                behaviour.slow_ms / 1000, lambda: self._answer_late(status, answer, behaviour.headers)
+            )
+        else:
+            self._answer(status, answer, behaviour.headers)
+
+    def _answer_late(self, status: int, body: bytes, more: tuple[tuple[str, str], ...]) -> None:
+        self._waiting = False
+        self._answer(status, body, more)
+        self._next(time.monotonic_ns() // 1000)
+
+    def _answer(self, status: int, body: bytes, more: tuple[tuple[str, str], ...] = ()) -> None:
+        extra = "".join(f"{name}: {value}\r\n" for name, value in more)
+        head = f"HTTP/1.1 {status} Bank\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._write(f"{head}{extra}\r\n".encode("latin-1") + body)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._timer = self._loop.call_later(seconds, what)
+
+    def _misbehave(self, how: Hostile) -> None:
+        ok = b"HTTP/1.1 200 OK\r\n"
+        match how:
+            case "never":
+                self._waiting = True
+            case "drip":
+                self._waiting = True
+                self._write(ok + b"Content-Length: 100000\r\n\r\n")
+                self._drip()
+            case "huge":
+                self._write(ok + b"Content-Length: 2147483648\r\n\r\n" + b"x" * 4_000_000)
+            case "gzip_bomb":
+                self._write(
+                    ok + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(_bomb()) + _bomb()
+                )
+            case "short_length":  # says more than it sends
+                self._write(ok + b'Content-Length: 500\r\n\r\n{"success": true}')
+                self._end()
+            case "long_length":  # sends more than it says
+                self._write(ok + b'Content-Length: 17\r\n\r\n{"success": true}HTTP/1.1 400 Bad\r\n\r\n')
+            case "html":
+                self._write(ok + b"Content-Type: text/html\r\nContent-Length: 13\r\n\r\n<h1>Hello</h1>")
+            case "redirect":
+                self._write(b"HTTP/1.1 307 Go\r\nLocation: /banks/ELSEWHERE/payments\r\n")
+                self._write(b"Content-Length: 0\r\n\r\n")
+            case "garbage":
+                self._write(b"\x16\x03\x01 no http at all\r\n\r\n")
+            case "interim_flood":
+                self._write(b"HTTP/1.1 100 Continue\r\n\r\n" * 5000)
+            case "header_flood":
+                self._write(ok + b"X-Flood: 1\r\n" * 100_000)
+            case "early_bytes":  # a good answer, and then one that nobody asked for
+                self._answer(200, b'{"success": true}')
+                self._later(0.02, lambda: self._answer(400, b'{"code": "STALE"}'))
+            case "hang_up":
+                self._end()
+            case "":
+                pass
+
+    def _drip(self) -> None:
+        self._write(b"x")
+        self._later(0.02, self._drip)
+
+    def _end(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+@cache
+def _bomb() -> bytes:
+    """About 20 KB of gzip that unpack to 20 MB."""
+    return gzip.compress(bytes(20_000_000), mtime=0)
+
+
+def _order(body: bytes) -> _Order:
+    try:
+        return msgspec.json.decode(body, type=_Order)
+    except (msgspec.DecodeError, RecursionError):
+        return _Order()
+
+
+def _minor(order: _Order) -> int | None:
+    if order.amount is None or not order.amount.is_finite():
+        return None
+    minor = order.amount.scaleb(2)
+    return int(minor) if minor == minor.to_integral_value() else None
+
+
+def _signed(behaviour: Bank, headers: dict[str, str], body: bytes, key: str) -> bool | None:
+    if not behaviour.secret:
+        return None
+    standard = behaviour.scheme is SignatureScheme.STANDARD_WEBHOOKS
+    prefix = "webhook" if standard else "madeira"
+    return verify(
+        behaviour.scheme,
+        (behaviour.secret.encode(),),
+        body,
+        timestamp=headers.get(f"{prefix}-timestamp", ""),
+        signature=headers.get(f"{prefix}-signature", ""),
+        message_id=headers.get("webhook-id", key),
+        now_s=int(time.time()),
+    )
+
+
+def _decide(
+    books: _Books, key: str, order: _Order, arrived_us: int, *, signed: bool | None
+) -> tuple[int, bytes]:
+    """What the bank says, before any rudeness. An id that it has accepted is accepted again, whatever else
+    holds."""
+    behaviour = books.behaviour
+    checksum = crc32(key.encode())
+    if behaviour.hostile:
+        return 200, b""
+    if behaviour.status:
+        return behaviour.status, behaviour.answer.encode()
+    if signed is False:
+        return 401, b'{"error": {"code": "SIGNATURE"}}'
+    if key in books.accepted:
+        return 200, b'{"success": true, "repeated": true}'
+    since_s = (arrived_us - (books.first_us or arrived_us)) / SECOND_US
+    if books.totals.requests < behaviour.unavailable_requests or since_s < behaviour.unavailable_s:
+        return 503, b'{"error": {"code": "UNAVAILABLE"}}'
+    if behaviour.refuse_accounts and str(order.account_to).endswith(behaviour.refuse_accounts):
+        return 400, b'{"error": {"code": "ACCOUNT_CLOSED"}}'
+    if behaviour.refuse_every and checksum % behaviour.refuse_every == 0:
+        return 200, b'{"success": false, "code": "REFUSED"}'
+    if behaviour.soft_fail_every and checksum % behaviour.soft_fail_every == 0 and not books.tries[key]:
+        return 200, b'{"success": false, "code": "TRY_LATER"}'
+    return 200, b'{"success": true}'
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    script: dict[str, Bank] = {}
+    if arguments.script is not None:
+        script = msgspec.json.decode(arguments.script.read_bytes(), type=dict[str, Bank])
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave.set)
+    async with Banks(script, ledger=arguments.ledger, host=arguments.host, port=arguments.port) as banks:
+        # Renamed into place, so that whoever waits for the file never reads half a number.
+        fresh = arguments.port_file.with_suffix(".new")
+        fresh.write_text(f"{banks.port}\n", encoding="ascii")
+        fresh.replace(arguments.port_file)
+        await leave.wait()
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m madeira.banks", description="The receiving banks.")
+    parser.add_argument("--port-file", type=Path, required=True, help="written when the server is ready")
+    parser.add_argument("--ledger", type=Path, required=True, help="append-only, one JSON object a line")
+    parser.add_argument("--script", type=Path, help="how each bank behaves, JSON")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    uvloop.run(_serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Which addresses a partner may have, checked on the very address that is about to be connected to.
+
+A check of the name, or of one answer of the resolver, would be worth nothing: the name can resolve anew
+between check and connect, and a literal address never meets the resolver. So the guard makes the socket.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+
+AddressInfo = tuple[
+    int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
+]
+"""One row of `getaddrinfo`, as aiohttp hands it to a socket factory."""
+
+_METADATA: Final = frozenset(
+    {
+        IPv4Address("169.254.169.254"),
+        IPv4Address("169.254.170.2"),
+        IPv4Address("100.100.100.200"),
+        IPv4Address("168.63.129.16"),  # looks public, is the host of a cloud
+        IPv6Address("fd00:ec2::254"),
+    }
+)
+_SHARED: Final = IPv4Network("100.64.0.0/10")  # RFC 6598, carrier-grade NAT
+_NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # RFC 6052, RFC 8215
+_COMPATIBLE: Final = IPv6Network("::/96")
+
+
+class AddressRefused(OSError):  # noqa: N818 - named like the tree in streams/errors.py
+    """The guard made no socket to this address. Travels through the HTTP client, never out of `sinks`."""
+
+
+def refusal(address: str, *, allow_private: bool) -> str | None:
+    """Why nobody may connect to `address` (a literal, a zone after `%` allowed), None when it is fine.
+
+    With `allow_private` private and loopback addresses are fine; metadata services, link-local, multicast,
+    unspecified and reserved addresses never are.
+    """
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return "not an IP address"
+    return _refusal(parsed, allow_private=allow_private)
+
+
+def _refusal(address: IPv4Address | IPv6Address, *, allow_private: bool) -> str | None:
+    if isinstance(address, IPv6Address):
+        inner = _embedded(address)
+        if inner is not None:
+            return _refusal(inner, allow_private=allow_private)
+    if address in _METADATA:
+        return "metadata service"
+    if address.is_unspecified:
+        return "unspecified"
+    if address.is_multicast:
+        return "multicast"
+    if address.is_link_local:
+        return "link-local"
+    if address.is_loopback:
+        return None if allow_private else "loopback"
+    if isinstance(address, IPv4Address) and address in _SHARED:
+        return None if allow_private else "shared (carrier-grade NAT)"
+    if address.is_reserved:
+        return "reserved"
+    if address.is_private or (isinstance(address, IPv6Address) and address.is_site_local):
+        return None if allow_private else "private"
+    return None if address.is_global or allow_private else "not global"
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that an IPv6 one really leads to: mapped, compatible, 6to4, Teredo, NAT64."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    low = int(address) & 0xFFFFFFFF
+    if any(address in network for network in _NAT64) or (address in _COMPATIBLE and low > 0xFFFF):
+        return IPv4Address(low)
+    return None
+
+
+def guarded_socket(*, allow_private: bool) -> Callable[[AddressInfo], socket.socket]:
+    """A socket factory that raises `AddressRefused` in place of making a socket to a refused address."""
+
+    def make(info: AddressInfo) -> socket.socket:
+        family, kind, protocol, _, target = info
+        reason = refusal(str(target[0]), allow_private=allow_private)
+        if reason is not None:
+            raise AddressRefused(f"{reason} address")
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        return made
+
+    return make

@@ -1,0 +1,371 @@
+"""One POST per attempt: made ready before its slot, written in it, read to the end, and never repeated.
+
+It drives aiohttp's connector and response parser itself, without a `ClientSession`. The session would hide
+the moment of the write, may send again on its own when a kept connection turns out dead, and costs more
+than half the time of a request. There are no redirects, cookies, proxies or decompression here because
+nothing does them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from re import compile as pattern
+from ssl import SSLContext, SSLError
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientConnectorSSLError,
+    ClientError,
+    ClientPayloadError,
+    ClientRequest,
+    ClientTimeout,
+    TCPConnector,
+)
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from sinks.address import AddressRefused, guarded_socket
+from sinks.answer import Answer, Failed, SlotMissed, Stage, parse_retry_after
+from sinks.partner import Partner
+from sinks.signature import Signer
+from streams.envelope import Envelope
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
+    from aiohttp.streams import StreamReader
+
+Result = Answer | Failed | SlotMissed
+
+BODY_LIMIT: Final = 64 * 1024
+"""Bytes of an answer's body that are read; a longer one ends the connection."""
+
+KEEPALIVE_S: Final = 3.0
+"""An idle connection is not kept longer: one that the partner has just closed makes a false unknown."""
+
+_HEADER_LINES: Final = 100
+_INTERIM_ANSWERS: Final = 16
+_ROUTES: Final = 1024
+_UNLIMITED: Final = ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+_TRACE_ID: Final = pattern(r"(?!0{32})[0-9a-f]{32}")
+_TOKEN: Final = pattern(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OURS: Final = frozenset(
+    {
+        *("host", "connection", "content-length", "transfer-encoding", "expect", "upgrade", "te", "trailer"),
+        *("idempotency-key", "x-trace-id", "traceparent", "madeira-attempt"),
+        *("madeira-timestamp", "madeira-signature", "webhook-id", "webhook-timestamp", "webhook-signature"),
+    }
+)
+
+_log = logging.getLogger(__name__)
+
+
+def _user_agent() -> str:
+    try:
+        return f"madeira/{version('madeira')}"
+    except PackageNotFoundError:  # run from a bare source tree
+        return "madeira"
+
+
+USER_AGENT: Final = _user_agent()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One attempt. `start` is its slot in seconds of `time.monotonic()` (uvloop's own clock counts whole
+    milliseconds).
+
+    `attempt` counts from 1; `timestamp_s` is the unix second that is signed, from Redis `TIME`.
+    """
+
+    partner: Partner
+    envelope: Envelope
+    attempt: int
+    start: float
+    timestamp_s: int
+
+
+def check_endpoint(endpoint: str) -> URL:
+    """The URL of a partner, exactly as written. Raises `ValueError` saying what is wrong with it."""
+    url = URL(endpoint, encoded=True)
+    if url.scheme not in {"http", "https"} or not url.raw_host:
+        raise ValueError("must be an http:// or https:// URL with a host")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise ValueError("must not hold a user or password: use a header")
+    if not all("!" <= c <= "~" for c in f"{url.raw_host}{url.raw_path_qs}"):
+        raise ValueError("must be percent-encoded: only printable ASCII without spaces")
+    return url
+
+
+def check_headers(headers: tuple[tuple[str, str], ...]) -> None:
+    """Raises `ValueError` naming the header that HTTP does not allow, or that Madeira sets itself."""
+    for name, value in headers:
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"{name!r} is not a header name")
+        if name.lower() in _OURS:
+            raise ValueError(f"{name} is set by Madeira")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"the value of {name} must be printable ASCII")
+
+
+class _Route:
+    """What is the same for every request to one URL of one partner."""
+
+    __slots__ = (
+        "allow_private",
+        "content_type",
+        "head",
+        "lateness_s",
+        "partner",
+        "request",
+        "signer",
+        "timeout_s",
+    )
+
+    def __init__(self, partner: Partner, uri: str) -> None:
+        url = check_endpoint(uri)
+        check_headers(partner.headers)
+        own = {name.lower() for name, _ in partner.headers}
+        defaults = (("User-Agent", USER_AGENT), ("Accept", "*/*"))
+        lines = [f"POST {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
+        lines += [f"{name}: {value}" for name, value in defaults if name.lower() not in own]
+        lines += [f"{name}: {value}" for name, value in partner.headers]
+        self.partner = partner
+        self.head = "\r\n".join(lines)
+        self.content_type = "content-type" not in own
+        self.signer = Signer(partner.signature, partner.signing_keys)
+        self.allow_private = partner.allow_private
+        self.timeout_s = partner.timeout / timedelta(seconds=1)
+        self.lateness_s = partner.lateness / timedelta(seconds=1)
+        # Only tells the connector where to go; never sent, so one does for all.
+        self.request = ClientRequest("POST", url, loop=asyncio.get_running_loop())
+
+    def render(self, send: Send) -> bytes:
+        """The whole request. Raises `ValueError` when a field of the envelope cannot stand in a header."""
+        envelope = send.envelope
+        delivery, trace_id = envelope.delivery, envelope.trace_id
+        content_type = f"\r\nContent-Type: {envelope.content_type}" if self.content_type else ""
+        if not f"{delivery}{trace_id}{envelope.content_type}".isprintable():
+            raise ValueError("id, trace id and content type must be printable")
+        parent = ""
+        if _TRACE_ID.fullmatch(trace_id):
+            attempt = f"{self.partner.name}/{delivery}/{send.attempt}"
+            span = blake2b(attempt.encode(), digest_size=8).hexdigest()
+            parent = f"\r\ntraceparent: 00-{trace_id}-{span}-01"
+        body = envelope.payload
+        signed = self.signer.headers(body, timestamp_s=send.timestamp_s, message_id=delivery)
+        signature = "".join([f"\r\n{name}: {value}" for name, value in signed])
+        head = (
+            f"{self.head}{content_type}\r\nContent-Length: {len(body)}\r\nIdempotency-Key: {delivery}"
+            f"\r\nX-Trace-Id: {trace_id}{parent}\r\nMadeira-Attempt: {send.attempt}{signature}\r\n\r\n"
+        )
+        return head.encode("ascii") + body
+
+
+class _Trip:
+    """How far one send has come; read when it ends early."""
+
+    __slots__ = ("connection", "sent_at", "status")
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.sent_at: float | None = None
+        self.status: int | None = None
+
+
+class Webhook:
+    """Sends to every partner of a process over one fixed budget of connections. Use `async with
+    Webhook.open()`."""
+
+    def __init__(self, *, connections: int, tls: SSLContext | None) -> None:
+        self._connections = connections
+        self._busy = 0
+        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._guarded, self._open = (
+            TCPConnector(
+                limit=0,  # `send` counts: who finds none free gives the slot up and does not queue
+                keepalive_timeout=KEEPALIVE_S,
+                ssl=tls if tls is not None else True,
+                socket_factory=guarded_socket(allow_private=allow_private),
+            )
+            for allow_private in (False, True)
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, *, connections: int = 512, tls: SSLContext | None = None) -> AsyncIterator[Webhook]:
+        """A sender in the running loop with at most `connections` requests in flight; closes them all at
+        the end.
+
+        `tls` replaces the system's trusted authorities.
+        """
+        webhook = cls(connections=connections, tls=tls)
+        try:
+            yield webhook
+        finally:
+            await webhook._guarded.close()
+            await webhook._open.close()
+
+    @property
+    def free(self) -> int:
+        """How many more sends can be begun now."""
+        return self._connections - self._busy
+
+    async def send(self, send: Send) -> Result:
+        """One attempt: at most one request leaves, not before `send.start` and not later than the partner's
+        lateness.
+
+        The partner's timeout holds from the slot to the last byte of the answer, connecting included.
+        Whatever the partner does comes back as a value; only cancellation passes through, and then the
+        connection is closed.
+        """
+        if self._busy >= self._connections:
+            return SlotMissed(late_by=timedelta(0), reason="no free connection")
+        try:
+            route = self._route(send.partner, send.envelope.target_uri or send.partner.endpoint)
+            request = route.render(send)
+        except ValueError as error:
+            return Failed(Stage.REQUEST, may_have_arrived=False, reason=f"no valid request: {error}",
+                          sent_at=None, ended_at=monotonic())  # fmt: skip
+        self._busy += 1
+        trip = _Trip()
+        clock = asyncio.timeout(max(send.start - monotonic(), 0.0) + route.timeout_s)
+        try:
+            async with clock:
+                return await self._attempt(trip, route, request, send)
+        except Exception as error:  # noqa: BLE001 - whatever a partner provokes has to become a value
+            return _failure(error, trip, expired=clock.expired())
+        finally:
+            self._busy -= 1
+            if trip.connection is not None:
+                trip.connection.close()
+
+    def _route(self, partner: Partner, uri: str) -> _Route:
+        key = (partner.tenant, partner.name, uri)
+        route = self._routes.get(key)
+        if route is None or route.partner is not partner:
+            if len(self._routes) >= _ROUTES:
+                self._routes.clear()
+            route = self._routes[key] = _Route(partner, uri)
+        return route
+
+    async def _attempt(self, trip: _Trip, route: _Route, request: bytes, send: Send) -> Result:
+        start = send.start
+        connector = self._open if route.allow_private else self._guarded
+        while True:
+            trip.connection = connection = await connector.connect(route.request, [], _UNLIMITED)
+            while (early := start - monotonic()) > 0:
+                await _pause(early)
+            protocol, transport = connection.protocol, connection.transport
+            # A kept connection can have ended, or hold bytes that nobody asked for and that would be read
+            # as this answer.
+            usable = protocol is not None and protocol.is_connected() and not protocol.should_close
+            if usable and protocol is not None and transport is not None:
+                break
+            connection.close()
+        protocol.set_response_params(
+            read_until_eof=True, auto_decompress=False, read_bufsize=BODY_LIMIT, max_headers=_HEADER_LINES
+        )
+        # uvloop writes at once only above the mark; otherwise after everything else that is ready in this
+        # turn.
+        transport.set_write_buffer_limits(high=0)
+        late = monotonic() - start
+        if late > route.lateness_s:
+            connection.release()
+            return SlotMissed(late_by=timedelta(seconds=late))
+        trip.sent_at = monotonic()
+        transport.write(request)
+        trip.sent_at = sent_at = monotonic()
+        return await _answer(trip, protocol, connection, send, sent_at)
+
+
+async def _pause(seconds: float) -> None:
+    """Give way for about this long; uvloop may wake up to a millisecond early, so the caller looks again."""
+    await asyncio.sleep(seconds if seconds > 0.0005 else 0)
+
+
+async def _answer(
+    trip: _Trip, protocol: ResponseHandler, connection: Connection, send: Send, sent_at: float
+) -> Answer | Failed:
+    for _ in range(_INTERIM_ANSWERS):
+        message, payload = await protocol.read()
+        if not 100 <= message.code <= 199 or message.code == 101:
+            break
+    else:
+        return Failed(Stage.GARBLED, may_have_arrived=True, reason="interim answers without end",
+                      sent_at=sent_at, ended_at=monotonic())  # fmt: skip
+    trip.status = message.code
+    body, whole = await _body(payload)
+    ended_at = monotonic()
+    if whole:
+        connection.release()
+    asked = message.headers.get("Retry-After")
+    wait = None
+    if asked is not None:
+        wait = parse_retry_after(asked, datetime.fromtimestamp(send.timestamp_s + ended_at - sent_at, UTC))
+    return Answer(message.code, wait, body, not whole, sent_at, ended_at)
+
+
+async def _body(payload: StreamReader) -> tuple[bytes, bool]:
+    """The body up to the limit, and whether that is all of it."""
+    if payload.is_eof():  # the usual case: head and body came in one packet
+        body = payload.read_nowait()
+    else:
+        pieces, size = [], 0
+        while size <= BODY_LIMIT and (piece := await payload.readany()):
+            pieces.append(piece)
+            size += len(piece)
+        body = b"".join(pieces)
+    return (body, True) if len(body) <= BODY_LIMIT else (body[:BODY_LIMIT], False)
+
+
+def _failure(error: Exception, trip: _Trip, *, expired: bool) -> Failed:
+    stage, reason = _stage(error, sent=trip.sent_at is not None, expired=expired)
+    return Failed(
+        stage,
+        may_have_arrived=trip.sent_at is not None,
+        reason=reason,
+        sent_at=trip.sent_at,
+        ended_at=monotonic(),
+        status=trip.status,
+    )
+
+
+def _stage(error: Exception, *, sent: bool, expired: bool) -> tuple[Stage, str]:
+    if expired and isinstance(error, TimeoutError):
+        return Stage.TIMEOUT, "timeout waiting for the answer" if sent else "timeout while connecting"
+    match error:
+        case HttpProcessingError():
+            return Stage.GARBLED, "the answer is not HTTP"
+        case ClientPayloadError():
+            return Stage.RESET, "the answer broke off"
+        case ClientConnectorDNSError():
+            return Stage.DNS, "the name does not resolve"
+        case ClientConnectorCertificateError():
+            return Stage.TLS, "the certificate is not valid"
+        case ClientConnectorSSLError() | SSLError() if not sent:
+            return Stage.TLS, "no TLS connection"
+        case ClientConnectorError() if isinstance(error.os_error, AddressRefused):
+            return Stage.ADDRESS, f"may not connect there: {error.os_error}"
+        case ClientError() | OSError():
+            code = error.errno if isinstance(error, OSError) else None
+            detail = os.strerror(code).lower() if code is not None and code > 0 else "connection ended"
+            if sent:
+                return Stage.RESET, f"no answer: {detail}"
+            return Stage.CONNECT, f"no connection: {detail}"
+        case _:
+            _log.warning("send-unforeseen", exc_info=error, extra={"fields": {"error": type(error).__name__}})
+            name = type(error).__name__
+            return (Stage.GARBLED, f"unforeseen: {name}") if sent else (Stage.CONNECT, f"unforeseen: {name}")
