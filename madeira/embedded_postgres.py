@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from madeira.embedded_server import (
     alive_lock,
     asked,
     await_end,
-    lives,
+    settled,
     wheel,
     write_private,
 )
@@ -122,9 +123,8 @@ class PrivatePostgres:
 
     def stop(self) -> None:
         """Break off what runs, write all down, leave; harmless when it doesn't run. Raises EmbeddedError."""
-        if lives(self.home):
-            if self.pid() is not None:
-                self._run("pg_ctl", "stop", "-D", str(self.home / "data"), "-m", "fast", "-w", "-t", "60")
+        if settled(self) and (pid := self.pid()) is not None:
+            os.kill(pid, signal.SIGINT)  # PostgreSQL's fast shutdown
             await_end(self.home)
 
     def _run(self, program: str, *arguments: str, keep: int | None = None) -> str:
