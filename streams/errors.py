@@ -3,6 +3,7 @@
     MadeiraError
     ├── ConfigurationError      jobs.toml or the environment is wrong; the text says place and fix
     ├── StaleGeneration         Redis belongs to another generation: stop, ask PostgreSQL, begin again
+    │   └── TransitLost         a lane, its consumer group or an entry in hand is gone: recovery must walk
     ├── StoreUnavailable        Redis or PostgreSQL does not answer; the caller backs off and tries again
     ├── SchemaTooOld            the database lacks a migration; the text names the command
     ├── BatchRefused            a batch cannot be released; nothing of it was sent
@@ -31,6 +32,13 @@ class ConfigurationError(MadeiraError):
 
 class StaleGeneration(MadeiraError):
     """A script answered STALE: `pace` is missing or carries another generation. Nothing was changed."""
+
+
+class TransitLost(StaleGeneration):
+    """A lane, its consumer group or an entry in hand is gone although the generation is right.
+
+    What the same script did for other lanes and entries stands; recovery drops and feeds all of it again.
+    """
 
 
 class StoreUnavailable(MadeiraError):

@@ -1,0 +1,29 @@
+"""How a Redis that is away, full or replaced is told to the rest of the house."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import ConnectionError as NoConnection
+from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as NoAnswer
+
+from streams.errors import StoreUnavailable, TransitLost
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """Turns what redis-py raises into our tree; anything else passes as it is.
+
+    After `StoreUnavailable` the command may have run, or may still run: adopt, don't repeat.
+    Raises `StoreUnavailable` (no connection, no answer, loading, a replica) and `TransitLost` (no group).
+    """
+    try:
+        yield
+    except (NoConnection, NoAnswer, ReadOnlyError) as error:
+        raise StoreUnavailable(f"Redis does not answer: {error}") from error
+    except ResponseError as error:
+        if str(error).startswith(("NOGROUP", "no such key")):
+            raise TransitLost(str(error)) from error
+        raise

@@ -1,0 +1,163 @@
+"""Looking at a partner's lanes and delays, and dropping them in recovery. Only scripts move entries."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from redis.exceptions import ResponseError
+
+from streams.connection import reached
+from streams.errors import TransitLost
+from streams.gauges import now_us
+from streams.keys import GROUP, PartnerKeys
+from streams.moves import Entry, Place
+from streams.transit import Transit
+
+Raw = tuple[bytes, dict[bytes, bytes]]
+"""A stream entry as redis-py gives it: id and fields."""
+
+_SCANNED = 1_000
+_READ = 5_000
+
+
+def _entry(lane: str, raw: Raw) -> Entry:
+    entry, fields = raw
+    return Entry(
+        Place(lane, entry.decode()),
+        fields[b"d"].decode(),
+        int(fields[b"a"]),
+        int(fields[b"u"]),
+        fields[b"p"] == b"1",
+        fields[b"e"],
+    )
+
+
+async def names(transit: Transit, keys: PartnerKeys) -> tuple[str, ...]:
+    """The lanes that exist, in the order in which take drains them."""
+    with reached():
+        found = cast("list[bytes]", await transit.redis.zrange(keys.lanes, 0, -1))
+    return tuple(name.decode() for name in found)
+
+
+async def adopt(transit: Transit, keys: PartnerKeys, *, worker: str) -> tuple[Entry, ...]:
+    """Everything pending under this worker, in the order of the lanes.
+
+    After a lost reply: a take that was still on its way may be carried out after this one, so a worker looks
+    again some seconds later. Raises `TransitLost` when a group is gone.
+    """
+    lanes = await names(transit, keys)
+    with reached():
+        pipeline = transit.redis.pipeline(transaction=False)
+        for lane in lanes:
+            pipeline.xreadgroup(GROUP, worker, {keys.lane(lane): "0"})
+        replies: list[list[tuple[bytes, list[Raw]]]] = await pipeline.execute()
+    return tuple(
+        _entry(lane, raw)
+        for lane, reply in zip(lanes, replies, strict=True)
+        for _, entries in reply
+        for raw in entries
+        if raw[1]
+    )
+
+
+async def last_id(transit: Transit, keys: PartnerKeys, lane: str) -> str:
+    """How far the lane was ever fed: its last generated id, "0-0" when it is not there."""
+    try:
+        with reached():
+            info = await transit.redis.xinfo_stream(keys.lane(lane))
+    except TransitLost:
+        return "0-0"
+    return bytes(info["last-generated-id"]).decode()
+
+
+async def groups_intact(transit: Transit, keys: PartnerKeys) -> bool:
+    """Whether `pace`, every lane's group and, while anything is under way, `open` and `lanes` are there."""
+    with reached():
+        pipeline = transit.redis.pipeline(transaction=False)
+        pipeline.hmget(keys.pace, "generation", "batch", "live")
+        pipeline.exists(keys.open)
+        pipeline.zrange(keys.lanes, 0, -1)
+        (generation, batch, live), known, lanes = await pipeline.execute()
+        if generation is None:
+            return False
+        under_way = int(batch or 0) + int(live or 0) > 0
+        if under_way and not (known and lanes):
+            return False
+        pipeline = transit.redis.pipeline(transaction=False)
+        for lane in lanes:
+            pipeline.xinfo_groups(keys.lane(lane.decode()))
+        replies = await pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            return False
+        if isinstance(reply, Exception):
+            raise reply
+        if not any(group["name"] == GROUP.encode() for group in reply):
+            return False
+    return True
+
+
+async def drop_transit(transit: Transit, keys: PartnerKeys) -> int:
+    """Deletes all that the partner has but `pace` and its outcomes; answers how many keys."""
+    kept = f"{keys.base}:outcomes:".encode()
+    dropped = 0
+    with reached():
+        cursor = 0
+        while True:
+            cursor, found = await transit.redis.scan(cursor, match=keys.every, count=_SCANNED)
+            doomed = [
+                key
+                for key in cast("list[bytes]", found)
+                if key != keys.pace.encode() and not key.startswith(kept)
+            ]
+            if doomed:
+                dropped += await transit.redis.unlink(*doomed)
+            if cursor == 0:
+                return dropped
+
+
+async def drop_outcomes(transit: Transit, keys: PartnerKeys, *, generation: int) -> bool:
+    """Deletes the outcome stream of a generation that is over and recorded to its end."""
+    with reached():
+        return bool(await transit.redis.delete(keys.outcomes(generation)))
+
+
+async def suspects(transit: Transit, keys: PartnerKeys, *, first: int) -> frozenset[str]:
+    """Deliveries that a worker which did not hand in may have sent.
+
+    Those in hand, those due in a delay, and the `first` unread of each lane.
+    """
+    found: set[str] = set()
+    redis = transit.redis
+    now_ms = await now_us(redis) // 1_000
+    with reached():
+        for lane in await names(transit, keys):
+            key = keys.lane(lane)
+            groups = [g for g in await redis.xinfo_groups(key) if g["name"] == GROUP.encode()]
+            read = groups[0]["last-delivered-id"].decode() if groups else "0-0"
+            # What is before the group's last id and still there is pending: settle and give_back delete.
+            found |= {_delivery(raw) for raw in await _range(transit, key, "-", read)}
+            if first > 0:
+                unread = cast("list[Raw]", await redis.xrange(key, f"({read}", "+", count=first))
+                found |= {_delivery(raw) for raw in unread}
+        for seconds in cast("list[bytes]", await redis.zrangebyscore(keys.delays, "-inf", now_ms)):
+            for raw in await _range(transit, keys.delay(int(seconds)), "-", "+"):
+                if int(raw[1][b"t"]) > now_ms:
+                    break
+                found.add(_delivery(raw))
+    return frozenset(found)
+
+
+def _delivery(raw: Raw) -> str:
+    return raw[1][b"d"].decode()
+
+
+async def _range(transit: Transit, key: str, start: str, end: str) -> list[Raw]:
+    """The whole of a range, read in pieces."""
+    found: list[Raw] = []
+    while True:
+        piece = cast("list[Raw]", await transit.redis.xrange(key, start, end, count=_READ))
+        found += piece
+        if len(piece) < _READ:
+            return found
+        start = f"({piece[-1][0].decode()}"

@@ -1,0 +1,365 @@
+"""One typed method for each script in `lua/`. Every move of a delivery through Redis is one of these.
+
+Each is sent once: after `StoreUnavailable` it may have run, and what a second run does stands in its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from redis.exceptions import NoScriptError, OutOfMemoryError
+
+from streams.connection import reached
+from streams.delivery import State
+from streams.errors import StaleGeneration, TransitLost
+from streams.keys import LIVE, PartnerKeys
+from streams.moves import (
+    Entry,
+    Fed,
+    Feed,
+    PaceState,
+    Place,
+    Refused,
+    Released,
+    Settled,
+    Settlement,
+    Slot,
+    Take,
+)
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = [
+    "Entry",
+    "Fed",
+    "Feed",
+    "PaceState",
+    "Place",
+    "Refused",
+    "Released",
+    "Scripts",
+    "Settled",
+    "Settlement",
+    "Slot",
+    "Take",
+]
+
+MOST_UNRECORDED = 20_000
+"""Outcomes that PostgreSQL may be behind before taking stops."""
+
+_FRESH_AFTER_RETURNS = 1 << 40
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class _Script:
+    """A Lua file and its SHA-1."""
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = (Path(__file__).parent / "lua" / f"{name}.lua").read_bytes()
+        self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+
+_TAKE = _Script("take")
+_SETTLE = _Script("settle")
+_GIVE_BACK = _Script("give_back")
+_FEED = _Script("feed")
+_RELEASE = _Script("release")
+_REAP = _Script("reap")
+_RECORDED = _Script("recorded")
+_FORGET = _Script("forget")
+_PAUSE = _Script("pause")
+_CONFIGURE = _Script("configure")
+_FENCE = _Script("fence")
+_UNFENCE = _Script("unfence")
+
+
+def lane_order(lane: str) -> int:
+    """The lane's score in `lanes`: live, then what returns to batches, then fresh rows, by batch number."""
+    if lane == LIVE:
+        return -1
+    number = int(lane.split(":")[1])
+    return number if lane.endswith(":returns") else number + _FRESH_AFTER_RETURNS
+
+
+class Scripts:
+    """The moves. All raise `StaleGeneration` (nothing was changed), `TransitLost` and `StoreUnavailable`."""
+
+    __slots__ = ("_redis",)
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def _call(self, *command: str | int | bytes) -> object:
+        reply: object = await self._redis.execute_command(*command)  # type: ignore[no-untyped-call] # redis-py's
+        return reply
+
+    async def _run(self, script: _Script, keys: Sequence[str], *arguments: str | int | bytes) -> object:
+        with reached():
+            try:
+                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                # Certain not to have run, so this is no second send.
+                reply = await self._call("EVAL", script.text, len(keys), *keys, *arguments)
+        if reply == b"STALE":
+            raise StaleGeneration(f"{script.name}: {keys[0]} is missing or of another generation")
+        if reply == b"LOST":
+            raise TransitLost(f"{script.name}: {keys[0]} has lost a lane, a group or an entry")
+        return reply
+
+    async def take(
+        self,
+        keys: PartnerKeys,
+        *,
+        generation: int,
+        worker: str,
+        limit: int,
+        horizon: timedelta,
+        held: Sequence[Place] = (),
+    ) -> Take:
+        """At most `limit` sends that begin until `horizon` from now, `held` ones first.
+
+        Held entries that are no longer pending under this worker are left out silently. Entries read before a
+        `TransitLost` are pending under the worker.
+        """
+        places = [text for place in held for text in (place.lane, place.entry)]
+        reply = cast(
+            "list[bytes]",
+            await self._run(
+                _TAKE,
+                (keys.pace, keys.lanes),
+                generation,
+                keys.base,
+                worker,
+                limit,
+                horizon // timedelta(microseconds=1),
+                MOST_UNRECORDED,
+                *places,
+            ),
+        )
+        slots = []
+        for i in range(4, len(reply), 8):
+            lane, entry, start, delivery, attempts, unknowns, flag, envelope = reply[i : i + 8]
+            place = Place(lane.decode(), entry.decode())
+            # Lua's nil: the caller has it in hand.
+            known = cast("bytes | None", delivery) is None
+            slots.append(
+                Slot(
+                    place,
+                    int(start),
+                    None
+                    if known
+                    else Entry(
+                        place, delivery.decode(), int(attempts), int(unknowns), flag == b"1", envelope
+                    ),
+                )
+            )
+        return Take(
+            PaceState(reply[0].decode()), int(reply[1]), int(reply[2]), reply[3].decode(), tuple(slots)
+        )
+
+    async def settle(
+        self, keys: PartnerKeys, *, generation: int, settlements: Sequence[Settlement]
+    ) -> Settled:
+        """Acks, writes outcomes and moves on, each at most once; what came late only adds its outcome.
+
+        A late success takes the copy back wherever it is. A few hundred at a time. Passes while closed.
+        """
+        if not settlements:
+            return Settled((), ())
+        items = [
+            (
+                s.place.lane,
+                s.place.entry,
+                s.delivery,
+                s.attempt_id,
+                s.state,
+                s.attempts,
+                s.unknowns,
+                int(s.possible_duplicate),
+                s.delay_s,
+                s.due_ms,
+            )
+            for s in settlements
+        ]
+        for s in settlements:
+            if s.state is State.RETRYING and (s.delay_s is None or s.due_ms is None):
+                raise ValueError(f"{s.attempt_id}: retrying needs delay_s and due_ms")
+        reply = cast(
+            "list[bytes]",
+            await self._run(
+                _SETTLE,
+                (keys.pace, keys.open, keys.delays, keys.dead, keys.outcomes(generation)),
+                generation,
+                keys.base,
+                _pack(items),
+                *[s.outcome for s in settlements],
+            ),
+        )
+        return Settled(
+            tuple(entry.decode() for entry in reply[0::2]), tuple(int(late) == 1 for late in reply[1::2])
+        )
+
+    async def give_back(self, keys: PartnerKeys, *, generation: int, places: Sequence[Place]) -> int:
+        """Unsent entries to the tail of live or of the batch's returns; answers how many were pending."""
+        texts = [text for place in places for text in (place.lane, place.entry)]
+        reply = await self._run(_GIVE_BACK, (keys.pace, keys.lanes, keys.open), generation, keys.base, *texts)
+        return cast("int", reply)
+
+    async def feed(
+        self,
+        keys: PartnerKeys,
+        *,
+        generation: int,
+        lane: str,
+        expect_last: str,
+        read_at_us: int,
+        rows: Sequence[Feed],
+    ) -> Fed | Refused:
+        """Adds what Redis does not have yet, in order; about a thousand at a time.
+
+        `expect_last` is the lane's last id as the caller knows it ("0-0": the lane is not there; "": don't
+        look), `read_at_us` the Redis time at which the rows' status was read from PostgreSQL. Rows with an
+        `entry` come in rising order; the lane's last id ends at the last of them, fed or skipped.
+        """
+        packed = _pack(
+            [(r.entry, r.delivery, r.attempts, r.unknowns, int(r.possible_duplicate)) for r in rows]
+        )
+        try:
+            reply = cast(
+                "list[int | bytes]",
+                await self._run(
+                    _FEED,
+                    (keys.pace, keys.lanes, keys.open, keys.lane(lane)),
+                    generation,
+                    lane,
+                    lane_order(lane),
+                    expect_last,
+                    read_at_us,
+                    packed,
+                    *[r.envelope for r in rows],
+                ),
+            )
+        except OutOfMemoryError:
+            return Refused("full", "")
+        match reply:
+            case [bytes(reason), bytes(last)]:
+                return msgspec.convert((reason.decode(), last.decode()), Refused)
+            case [int(fed), int(skipped)]:
+                return Fed(fed, skipped)
+            case _:
+                raise TypeError(f"feed answered {reply!r}")
+
+    async def release(self, keys: PartnerKeys, *, generation: int, limit: int) -> Released:
+        """Moves what is due by Redis time from the delay streams to its lane."""
+        reply = await self._run(
+            _RELEASE, (keys.pace, keys.lanes, keys.open, keys.delays), generation, keys.base, limit
+        )
+        count, due = cast("tuple[int, int | None]", reply)
+        return Released(count, due)
+
+    async def reap(
+        self,
+        keys: PartnerKeys,
+        *,
+        generation: int,
+        lane: str,
+        dead: str,
+        reaper: str,
+        min_idle: timedelta,
+        limit: int,
+    ) -> tuple[Entry, ...]:
+        """Takes over from one dead consumer of one lane; `streams.leases` says who is dead."""
+        reply = cast(
+            "list[bytes]",
+            await self._run(
+                _REAP,
+                (keys.pace, keys.lane(lane)),
+                generation,
+                reaper,
+                min_idle // timedelta(milliseconds=1),
+                limit,
+                dead,
+            ),
+        )
+        return tuple(
+            Entry(
+                Place(lane, reply[i].decode()),
+                reply[i + 1].decode(),
+                int(reply[i + 2]),
+                int(reply[i + 3]),
+                reply[i + 4] == b"1",
+                reply[i + 5],
+            )
+            for i in range(0, len(reply), 6)
+        )
+
+    async def recorded(self, keys: PartnerKeys, *, generation: int, last: str, counted: int) -> None:
+        """PostgreSQL has the outcomes up to `last`, `counted` of this generation in all. Never lowers."""
+        await self._run(_RECORDED, (keys.pace,), generation, last, counted)
+
+    async def forget(self, keys: PartnerKeys, *, generation: int, upto: str, limit: int) -> int:
+        """Trims outcomes up to `upto`, and exactly their `done` from `open`; answers how many it trimmed."""
+        reply = await self._run(
+            _FORGET, (keys.pace, keys.open, keys.outcomes(generation)), generation, upto, limit
+        )
+        return cast("int", reply)
+
+    async def pause(self, keys: PartnerKeys, *, generation: int, paused: bool) -> None:
+        """Stops or resumes taking at once; what is in flight goes on."""
+        await self._run(_PAUSE, (keys.pace,), generation, int(paused))
+
+    async def configure(
+        self,
+        keys: PartnerKeys,
+        *,
+        generation: int,
+        interval_us: int,
+        guard_us: int,
+        max_in_flight: int,
+        floor_percent: int,
+    ) -> None:
+        """Sets rate and bounds; the next take goes by them."""
+        await self._run(
+            _CONFIGURE, (keys.pace,), generation, interval_us, guard_us, max_in_flight, floor_percent
+        )
+
+    async def fence(self, keys: PartnerKeys, *, generation: int, guard_us: int) -> int | None:
+        """Closes under a new generation and answers the one before (None: there was no `pace`).
+
+        Nobody sends for 1 s + J from now. Raises `StaleGeneration` rather than lower the generation or close
+        one that is open under this very number.
+        """
+        reply = await self._run(_FENCE, (keys.pace,), generation, guard_us)
+        return cast("int | None", reply)
+
+    async def unfence(
+        self,
+        keys: PartnerKeys,
+        *,
+        generation: int,
+        interval_us: int,
+        guard_us: int,
+        max_in_flight: int,
+        floor_percent: int,
+        paused: bool,
+    ) -> None:
+        """Opens; lanes and delays were dropped, so all counters begin at zero."""
+        await self._run(
+            _UNFENCE,
+            (keys.pace,),
+            generation,
+            interval_us,
+            guard_us,
+            max_in_flight,
+            floor_percent,
+            int(paused),
+        )
