@@ -40,6 +40,8 @@ CREATE TABLE event (
     version       smallint NOT NULL DEFAULT 1,
     UNIQUE (source, event_id)
 );
+-- Rows of a batch lie together: a few kilobytes find them, and loading hardly notices.
+CREATE INDEX event_batch ON event USING brin (batch_id) WITH (autosummarize = on);
 
 -- One event for one partner. Narrow: it is what every outcome updates.
 -- due_at is set while retrying and null otherwise, so that other updates touch no index.
@@ -61,7 +63,7 @@ CREATE TABLE delivery (
     PRIMARY KEY (event, partner)
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX delivery_batch_order ON delivery (batch_id, partner, row_number) WHERE batch_id IS NOT NULL;
-CREATE INDEX delivery_due ON delivery (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX delivery_due ON delivery (fed_generation, due_at) WHERE due_at IS NOT NULL;
 
 -- One row per attempt. Partitioned by the event's created_at, as decision 6 says.
 CREATE TABLE delivery_log (
@@ -131,6 +133,7 @@ CREATE TABLE batch_partner (
     rows         integer NOT NULL,
     fed_upto     integer NOT NULL DEFAULT 0,
     fed_complete integer,                       -- the generation in which every row was fed
+    finished     boolean NOT NULL DEFAULT false, -- nothing pending was left; who makes rows pending resets it
     PRIMARY KEY (batch_id, partner)
 );
 
