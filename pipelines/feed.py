@@ -1,0 +1,322 @@
+"""The feeder: rows of released batches, in their order, from PostgreSQL into each partner's lanes.
+
+Decisions 3, 4 and 15 of docs/architecture.md. It goes on at what the stream itself says it has, so a crash
+anywhere feeds the rest and nothing twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import groupby
+from typing import NamedTuple
+
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool
+
+from sinks.partner import Partner
+from sinks.pool import borrow
+from sinks.statement import statement
+from streams import gauges, lanes, marks
+from streams.checkpoint import checkpoint
+from streams.delivery import State
+from streams.envelope import Envelope, Lane, encode
+from streams.keys import LIVE, PartnerKeys, batch_lane, returns_lane
+from streams.marks import Marks
+from streams.money import to_decimal
+from streams.scripts import Feed, Refused
+from streams.transit import Transit
+
+log = logging.getLogger(__name__)
+
+CHUNK = 1000
+"""Rows handed over by one script call."""
+
+_STEP = 5000
+_EMPTY = "0-0"
+
+
+class _Row(NamedTuple):
+    """What `feed/next_rows` and `feed/due_rows` select, in their order."""
+
+    source: str
+    event_id: str
+    event_type: str
+    routing_key: str
+    target_uri: str
+    tenant: str
+    tags: dict[str, str] | None
+    content_type: str
+    body: bytes
+    trace_id: str
+    created_at: datetime
+    business_date: date | None
+    amount_minor: int | None
+    currency: str | None
+    order_key: str | None
+    partner: str
+    batch_id: int | None
+    row_number: int | None
+    attempts: int
+    unknowns: int
+    updated_at: datetime
+    status: str
+    possible_duplicate: bool
+
+
+class _Batch(NamedTuple):
+    """One partner's part of a batch."""
+
+    partner: str
+    batch_id: int
+
+    @property
+    def lock(self) -> str:
+        return f"feed:{self.batch_id}:{self.partner}"
+
+
+class Feeder:
+    """Feeds between the marks. Several may run: a batch's rows for one partner are fed by one at a time."""
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool,
+        transit: Transit,
+        partners: Mapping[str, Partner],
+        *,
+        high: int = 50_000,
+        low: int = 20_000,
+    ) -> None:
+        self._pool = pool
+        self._transit = transit
+        self._partners = partners
+        self._marks = Marks(high=high, low=low)
+        self._resting: set[str] = set()
+        self._next = 0
+
+    async def step(self, generation: int) -> int:
+        """Feed up to 5,000 rows, oldest batch of each partner first; returns how many Redis now has more.
+
+        What is full, paused by its mark, held by another feeder or refused is left for a later step. Raises
+        `StaleGeneration` where Redis carries another generation, and `StoreUnavailable`.
+        """
+        unfinished = await self._unfinished(generation)
+        if not unfinished:
+            return 0
+        room = await self._room(sorted({batch.partner for batch in unfinished}))
+        fed = 0
+        # Begin with another partner at each step, so that one large batch does not keep the others waiting.
+        self._next += 1
+        for batch in _in_turn(unfinished, self._next):
+            left = min(_STEP - fed, room[batch.partner])
+            if left > 0:
+                count = await self._feed(batch, generation, left)
+                room[batch.partner] -= count
+                fed += count
+        self._resting |= {partner for partner, left in room.items() if left <= 0}
+        return fed
+
+    async def sweep(self, generation: int, now: datetime, limit: int = 1000) -> int:
+        """Feed retries that are due at `now` and wait in no delay stream of this generation; returns the count.
+
+        They went into a delay stream that is gone since, or were handed in during a recovery. Raises
+        `StaleGeneration` and `StoreUnavailable`.
+        """
+        read_at_us = await gauges.now_us(self._transit.redis)
+        async with borrow(self._pool) as connection:
+            rows = await _select(
+                connection,
+                "feed/due_rows",
+                {"now": now, "generation": generation, "limit": limit, "partners": list(self._partners)},
+            )
+        swept = 0
+        rows.sort(key=_target)
+        for (partner, lane), group in groupby(rows, key=_target):
+            some = list(group)
+            for i in range(0, len(some), CHUNK):
+                chunk = some[i : i + CHUNK]
+                result = await self._transit.scripts.feed(
+                    self._keys(partner),
+                    generation=generation,
+                    lane=lane,
+                    expect_last="",
+                    read_at_us=read_at_us,
+                    rows=[_feed(row, entry=None) for row in chunk],
+                )
+                if isinstance(result, Refused):
+                    _log_refused(partner, lane, result)
+                    break
+                async with borrow(self._pool) as connection:
+                    await connection.execute(
+                        statement("feed/note_swept"),
+                        {
+                            "generation": generation,
+                            "partner": partner,
+                            "sources": [row.source for row in chunk],
+                            "event_ids": [row.event_id for row in chunk],
+                        },
+                    )
+                swept += result.fed
+        return swept
+
+    async def _unfinished(self, generation: int) -> list[_Batch]:
+        async with borrow(self._pool) as connection:
+            cursor = await connection.execute(
+                statement("feed/unfinished"), {"generation": generation, "partners": list(self._partners)}
+            )
+            return [_Batch(*row) for row in await cursor.fetchall()]
+
+    async def _room(self, partners: Sequence[str]) -> dict[str, int]:
+        counts = await marks.waiting(self._transit, [self._keys(partner) for partner in partners])
+        room = {
+            partner: self._marks.room(count, resting=partner in self._resting)
+            for partner, count in zip(partners, counts, strict=True)
+        }
+        self._resting -= {partner for partner, left in room.items() if left > 0}
+        return room
+
+    async def _feed(self, batch: _Batch, generation: int, limit: int) -> int:
+        """Feed this batch's next rows, chunk by chunk, while nobody else can."""
+        keys, lane = self._keys(batch.partner), batch_lane(batch.batch_id)
+        fed = handled = 0
+        async with self._holding(batch.lock) as holder:
+            if holder is None:
+                return 0
+            last = await lanes.last_id(self._transit, keys, lane)
+            after = _row_number(last)
+            while handled < limit:
+                # Before the rows are read: what they rely on is at least as new as this.
+                read_at_us = await gauges.now_us(self._transit.redis)
+                wanted = min(CHUNK, limit - handled)
+                rows = await _select(
+                    holder,
+                    "feed/next_rows",
+                    {"batch": batch.batch_id, "partner": batch.partner, "after": after, "limit": wanted},
+                )
+                if rows:
+                    after = rows[-1].row_number or after
+                    await self._note("feed/note_upto", batch, upto=after)
+                    checkpoint("feed-after-upto")
+                    result = await self._transit.scripts.feed(
+                        keys,
+                        generation=generation,
+                        lane=lane,
+                        expect_last=last,
+                        read_at_us=read_at_us,
+                        rows=[_feed(row, entry=f"1-{row.row_number}") for row in rows],
+                    )
+                    checkpoint("feed-after-xadd")
+                    if isinstance(result, Refused):
+                        _log_refused(batch.partner, lane, result)
+                        return fed
+                    fed += result.fed
+                    handled += len(rows)
+                    last = f"1-{after}"
+                if len(rows) < wanted:
+                    # Nothing pending in the whole batch: no recovery needs to look at it again.
+                    finished = after == 0
+                    await self._note("feed/note_complete", batch, generation=generation, finished=finished)
+                    break
+        return fed
+
+    @asynccontextmanager
+    async def _holding(self, name: str) -> AsyncIterator[AsyncConnection[TupleRow] | None]:
+        """A connection that holds the named lock, None where another one does. Nothing of it is committed."""
+        async with borrow(self._pool) as holder:
+            cursor = await holder.execute(statement("feed/lock"), {"name": name})
+            held = await cursor.fetchone() is not None
+            if not held:
+                await holder.rollback()
+                await holder.execute(statement("feed/make_lock"), {"name": name})
+                await holder.commit()
+                cursor = await holder.execute(statement("feed/lock"), {"name": name})
+                held = await cursor.fetchone() is not None
+            try:
+                yield holder if held else None
+            finally:
+                await holder.rollback()
+
+    async def _note(self, name: str, batch: _Batch, **values: int | bool) -> None:
+        """Commit on a connection of its own, while the holder keeps its lock."""
+        async with borrow(self._pool) as connection:
+            await connection.execute(
+                statement(name), {"batch": batch.batch_id, "partner": batch.partner, **values}
+            )
+
+    def _keys(self, partner: str) -> PartnerKeys:
+        return self._transit.keys.partner(partner, self._partners[partner].tenant)
+
+
+def _in_turn(batches: Sequence[_Batch], turn: int) -> Iterator[_Batch]:
+    """Every batch, partner by partner from another one at each turn, a partner's oldest first."""
+    by_partner = [list(group) for _, group in groupby(batches, key=lambda batch: batch.partner)]
+    start = turn % len(by_partner)
+    for group in (*by_partner[start:], *by_partner[:start]):
+        yield from group
+
+
+async def _select(
+    connection: AsyncConnection[TupleRow], name: str, parameters: Mapping[str, object]
+) -> list[_Row]:
+    async with connection.cursor(binary=True) as cursor:
+        await cursor.execute(statement(name), parameters)
+        return [_Row(*row) for row in await cursor.fetchall()]
+
+
+def _row_number(entry: str) -> int:
+    """The row at which a batch's own stream ends; 0 where it is not there."""
+    return 0 if entry == _EMPTY else int(entry.partition("-")[2])
+
+
+def _target(row: _Row) -> tuple[str, str]:
+    return row.partner, LIVE if row.batch_id is None else returns_lane(row.batch_id)
+
+
+def _feed(row: _Row, *, entry: str | None) -> Feed:
+    envelope = Envelope(
+        event_id=row.event_id,
+        event_type=row.event_type,
+        source=row.source,
+        partner=row.partner,
+        payload=row.body,
+        trace_id=row.trace_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        lane=Lane.LIVE if row.batch_id is None else Lane.BATCH,
+        content_type=row.content_type,
+        routing_key=row.routing_key,
+        target_uri=row.target_uri,
+        tags=row.tags or {},
+        retry_count=row.attempts,
+        status=State(row.status),
+        tenant=row.tenant,
+        batch_id=row.batch_id,
+        business_date=row.business_date,
+        amount=_amount(row),
+        currency=row.currency,
+        order_key=row.order_key,
+    )
+    return Feed(
+        entry=entry,
+        delivery=envelope.delivery,
+        attempts=row.attempts,
+        unknowns=row.unknowns,
+        possible_duplicate=row.possible_duplicate,
+        envelope=encode(envelope),
+    )
+
+
+def _amount(row: _Row) -> Decimal | None:
+    if row.amount_minor is None or row.currency is None:
+        return None
+    return to_decimal(row.amount_minor, row.currency)
+
+
+def _log_refused(partner: str, lane: str, refused: Refused) -> None:
+    """Expected now and then, and the next step tries again; a steady stream of these is a fault."""
+    fields = {"partner": partner, "lane": lane, "reason": refused.reason, "last": refused.last}
+    log.info("feed_refused", extra={"fields": fields})

@@ -1,0 +1,1 @@
+INSERT INTO row_lock (name) VALUES (%(name)s) ON CONFLICT DO NOTHING

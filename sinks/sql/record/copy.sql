@@ -1,0 +1,1 @@
+COPY outcome_stage FROM STDIN (FORMAT binary)
