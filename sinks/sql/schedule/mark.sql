@@ -1,0 +1,1 @@
+SELECT next_date FROM schedule_mark WHERE job = %(job)s
