@@ -252,7 +252,7 @@ class Scripts:
             return Refused("full", "")
         match reply:
             case [bytes(reason), bytes(last)]:
-                return msgspec.convert((reason.decode(), last.decode()), Refused)
+                return msgspec.convert({"reason": reason.decode(), "last": last.decode()}, Refused)
             case [int(fed), int(skipped)]:
                 return Fed(fed, skipped)
             case _:
