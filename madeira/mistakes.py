@@ -1,6 +1,7 @@
 """Mistakes in jobs.toml as sentences: where, what, and how to mend it.
 
-tomllib keeps no lines, so `lines_of` looks for them in the text: good enough to point, never relied on for values.
+tomllib keeps no lines, so `lines_of` looks for them in the text: good enough to point, never relied on for
+values.
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ class Mistakes:
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
+            below = [line for found, line in self.lines.items() if found[:length] == path[:length]]
+            if below:
+                # [partners.AB] alone makes `partners`, too.
+                return min(below)
         return 0
 
     def _add_detail(self, path: Path, details: ErrorDetails, model: type[BaseModel]) -> None:
@@ -151,7 +156,9 @@ def _sentence(details: ErrorDetails, example: str) -> str:
         case "list_type":
             return f"must be a list in brackets, is {shown}: write {example}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"must be a table, is {shown}: write {example}"
+            return (
+                f"must be a table, is {shown}: {f'write {example}' if example else 'see docs/jobs-toml.md'}"
+            )
         case "literal_error":
             return f"must be {context['expected']}, is {shown}"
         case "value_error":
@@ -190,6 +197,6 @@ def _example_at(model: type[BaseModel], path: Path) -> str:
     table = _model_at(model, path[:-1])
     name = next((str(part) for part in reversed(path) if str(part) in table.model_fields), "")
     if not name:
-        return "what docs/jobs-toml.md says"
+        return ""
     examples = table.model_fields[name].examples or []
     return f"{name} = {examples[0]}" if examples else f"what docs/jobs-toml.md says of {name}"

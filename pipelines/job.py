@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 class Job:
     """One `[[jobs]]` of jobs.toml, without its times (`scheduler.jobs.Schedule` has those).
 
-    `dsn` is the source's connection string, empty when the variable `dsn_env` is not set; it never shows in a repr.
-    `query` is the text of `query_file`; `:business_date` in it stands for the business date.
-    `event_id` are the columns whose values, joined by `:`, identify a row; `business_date` may be one of them.
-    `partner` is a column when `partner_is_column`, else one of `partners`; `currency` likewise a column or an ISO
-    4217 code. `amount` and `currency` are both given or both None. `partners` are the names of all configured ones.
+    `dsn` is the source's connection string, empty when the variable `dsn_env` is not set; it never shows in
+    a repr. `query` is the text of `query_file`; `:business_date` in it stands for the business date.
+    `event_id` are the columns whose values, joined by `:`, identify a row; `business_date` may be one of
+    them. `partner` is a column when `partner_is_column`, else one of `partners`; `currency` likewise a
+    column or an ISO 4217 code. `amount` and `currency` are both given or both None. `partners` are the
+    names of all configured ones.
     """
 
     id: str

@@ -2,7 +2,8 @@
 
 The rule around a change of the clocks, which every fire time follows:
 
-- a local time that does not exist (spring, 02:30) fires at the first moment after the gap (03:00 summer time);
+- a local time that does not exist (spring, 02:30) fires at the first moment after the gap (03:00 summer
+  time);
 - a local time that exists twice (autumn, 02:30) fires once, the first time it comes.
 
 So every business date has exactly one fire time, and never two dates the wrong way round.

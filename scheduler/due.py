@@ -16,10 +16,10 @@ def due_dates(
 ) -> tuple[date, ...]:
     """Business dates whose fire time has passed and that nobody has claimed yet, oldest first.
 
-    `first` is the earliest date that the scheduler still answers for: the one after the last that it fired. Dates
-    before it are never due, so neither a run by hand for last year nor a changed calendar brings the past back.
-    None is a job that was never seen: it starts with today, never with the past. `recorded` are dates that have
-    a run already, whoever started it.
+    `first` is the earliest date that the scheduler still answers for: the one after the last that it fired.
+    Dates before it are never due, so neither a run by hand for last year nor a changed calendar brings the
+    past back. None is a job that was never seen: it starts with today, never with the past. `recorded` are
+    dates that have a run already, whoever started it.
     """
     today = business_day_of(now, schedule.timezone)
     day = today if first is None else first

@@ -1,8 +1,8 @@
 """Claims a run, keeps it while it lasts, and writes down how it ended.
 
-The ledger is `business_day_run`: one row per job and business date, so two schedulers, or a scheduler and somebody
-by hand, never run one date at the same time. A claim is a lease by PostgreSQL's clock. A process that is killed
-stops renewing it, and whoever comes after its end goes on.
+The ledger is `business_day_run`: one row per job and business date, so two schedulers, or a scheduler and
+somebody by hand, never run one date at the same time. A claim is a lease by PostgreSQL's clock. A process
+that is killed stops renewing it, and whoever comes after its end goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from threading import Event, Thread
+from traceback import format_exception
 
 import psycopg
 
@@ -152,8 +153,8 @@ def fire(
 ) -> Fired | Taken:
     """Claim a run, do it while its lease is kept, and finish it.
 
-    An exception of `run` is an end too: a store that is away is LATER, anything else FAILED. Raises what `connect`
-    and PostgreSQL raise; the lease then ends by itself and the run is taken up again.
+    An exception of `run` is an end too: a store that is away is LATER, anything else FAILED. Raises what
+    `connect` and PostgreSQL raise; the lease then ends by itself and the run is taken up again.
     """
     with connect() as connection:
         claimed = claim(
@@ -203,12 +204,11 @@ def _guarded(run: Run, job: Job, business_date: date) -> Ran:
         return Ran(End.LATER, _without_secret(str(error), job))
     except MadeiraError as error:
         return Ran(End.FAILED, _without_secret(str(error), job))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the ledger must say that the run ended
-        log.error(
-            "run-raised",
-            extra={"fields": {"job": job.id, "business_date": business_date.isoformat()}},
-            exc_info=error,
-        )
+    except Exception as error:  # noqa: BLE001 - it is told, only not to whoever looks for owed runs
+        # Whatever it is, the ledger must say that the run ended.
+        trace = _without_secret("".join(format_exception(error)), job)
+        fields = {"job": job.id, "business_date": business_date.isoformat(), "trace": trace}
+        log.error("run-raised", extra={"fields": fields})  # noqa: TRY400 - it could show the DSN
         return Ran(End.FAILED, _without_secret(f"{type(error).__name__}: {error}", job))
 
 

@@ -47,8 +47,7 @@ class NextRun:
 def runs_after(scheduled: ScheduledJob, now: datetime) -> Iterator[NextRun]:
     """Every run of one job whose fire time is after `now`, without an end, in order."""
     schedule = scheduled.schedule
-    # From the day before: next to the date line a start of yesterday's date never lies ahead, but this costs nothing.
-    day = business_day_of(now, schedule.timezone) - timedelta(days=1)
+    day = business_day_of(now, schedule.timezone)
     while True:
         day = next_business_date(schedule.calendar, day)
         utc = schedule.fires_at(day)

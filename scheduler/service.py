@@ -1,7 +1,8 @@
 """Wakes when a job is due. APScheduler only wakes; the ledger says which business dates are owed.
 
-Each `[[jobs]]` is one APScheduler job in a memory store. Its trigger is our own calendar, since CronTrigger drops and
-doubles runs around a change of the clocks, and a beat each minute, by which runs are resumed whose process was killed.
+Each `[[jobs]]` is one APScheduler job in a memory store. Its trigger is our own calendar, since CronTrigger
+drops and doubles runs around a change of the clocks, and a beat each minute, by which runs are resumed
+whose process was killed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ BEAT = timedelta(seconds=60)
 
 
 class Scheduler:
-    """The steps: which runs are owed, and running them. `now` gives the time in UTC; `owner` names this process."""
+    """The steps: which runs are owed, and running them.
+
+    `now` gives the time in UTC; `owner` names this process.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class Scheduler:
         return fired
 
     def run_now(self, job_id: str, business_date: date) -> Fired | Taken:
-        """Run one date by hand, due or not; a failed one too. Raises ConfigurationError for an unknown job."""
+        """Run a date by hand, due or not, failed or new. Raises ConfigurationError for an unknown job."""
         scheduled = next((each for each in self.jobs if each.job.id == job_id), None)
         if scheduled is None:
             raise ConfigurationError((f"no job is called {job_id}: see `madeira jobs`",))
@@ -117,7 +121,7 @@ class Scheduler:
 
 
 class Service:
-    """Repeats the steps of a `Scheduler` in threads of its own, at start, at each fire time and each minute."""
+    """Repeats a `Scheduler`'s steps in threads of its own: at start, at each fire time, each minute."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -156,7 +160,7 @@ class Service:
             self._apscheduler.shutdown(wait=wait)
 
     def stuck(self, now: datetime, *, after: timedelta = 3 * BEAT) -> tuple[str, ...]:
-        """Jobs at which nobody has looked for too long though none of their runs lasts: leave, and start anew."""
+        """Jobs that nobody looked at for too long though they are not running: leave, and start anew."""
         with self._lock:
             return tuple(
                 job_id
@@ -178,7 +182,7 @@ class Service:
 
 
 class _Wake(BaseTrigger):  # type: ignore[misc] # APScheduler ships no types
-    """The job's next fire time by our own calendar, or a beat from now, whichever is first; at start at once."""
+    """The job's next fire time by our calendar, or a beat from now, whichever is first; at once at first."""
 
     def __init__(self, scheduled: ScheduledJob) -> None:
         self._scheduled = scheduled

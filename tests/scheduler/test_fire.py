@@ -21,8 +21,9 @@ OVER = timedelta(seconds=-1)
 
 JOB = Job(
     id="payment-orders", dsn="postgresql://u:hunter2@nowhere/x", query="SELECT 1 AS id", query_file="q.sql",
-    event_id=("id",), partner="AB", partner_is_column=False, amount=None, currency=None, currency_is_column=False,
-    event_type="payment", order_key=None, partners=frozenset({"AB"}), dsn_env="ACCOUNTING_DSN",
+    event_id=("id",), partner="AB", partner_is_column=False, amount=None, currency=None,
+    currency_is_column=False, event_type="payment", order_key=None, partners=frozenset({"AB"}),
+    dsn_env="ACCOUNTING_DSN",
 )  # fmt: skip
 
 
@@ -198,6 +199,7 @@ def test_a_run_of_another_job_is_another_run(database_url: str, connection: psyc
     taken(connection, "one")
     other = fire(
         lambda: psycopg.connect(database_url),
-        job=replace(JOB, id="other"), business_date=DAY, owner="two", due_at=DUE, run=lambda job, day: Ran(End.DONE),
+        job=replace(JOB, id="other"), business_date=DAY, owner="two", due_at=DUE,
+        run=lambda job, day: Ran(End.DONE),
     )  # fmt: skip
     assert isinstance(other, Fired)

@@ -222,7 +222,8 @@ def claim_is_free(database_url: str) -> bool:
     with psycopg.connect(database_url) as connection:
         return not isinstance(
             claim(
-                connection, job=JOB.job.id, business_date=MONDAY, owner="x", due_at=datetime.now(UTC), by_hand=False
+                connection, job=JOB.job.id, business_date=MONDAY, owner="x",
+                due_at=datetime.now(UTC), by_hand=False,
             ),
             Taken,
         )  # fmt: skip

@@ -1,0 +1,278 @@
+"""jobs.toml, parsed once into frozen values, with all mistakes told at once.
+
+A secret is named in the file and read from the environment here. One that is not set is a warning: `madeira
+check` runs on machines that hold no secrets.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from madeira.mistakes import Mistakes, lines_of, unknown_key
+from madeira.tables import JobTable, PartnerTable
+from madeira.values import Folder, Variable, is_column, shown_duration, wrong_currency, wrong_key
+from pipelines.job import Job
+from scheduler.calendar import Calendar
+from scheduler.jobs import Schedule, ScheduledJob
+from sinks.address import refusal
+from sinks.partner import Partner, SignatureScheme
+from streams.envelope import NAME
+from streams.errors import ConfigurationError
+from streams.money import EXPONENTS
+
+_LATER = {"sources": "live events", "routes": "live events"}
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What jobs.toml says. `unset_secrets` are sentences.
+
+    `unready_partners` lack a secret: what is sent to them would be refused for good, so nothing may be.
+    """
+
+    jobs: tuple[ScheduledJob, ...]
+    partners: dict[str, Partner]
+    unset_secrets: tuple[str, ...]
+    unready_partners: frozenset[str]
+
+
+def parse(text: str, *, path: str, folder: Path, environ: Mapping[str, str]) -> Configuration:
+    """Parse the text of jobs.toml. `path` is what messages call it; query files are relative to `folder`.
+
+    Raises ConfigurationError with every mistake, each with its line and fix. No message shows a secret's
+    value.
+    """
+    try:
+        root: dict[str, object] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError((_syntax_mistake(path, error),)) from None
+    except RecursionError:
+        raise ConfigurationError((f"{path}: is nested too deeply to be meant: write plain tables",)) from None
+    return _Reader(Mistakes(path, lines_of(text)), folder, environ).read(root)
+
+
+class _Reader:
+    """One reading of one file: collects mistakes and unset secrets on the way."""
+
+    def __init__(self, mistakes: Mistakes, folder: Path, environ: Mapping[str, str]) -> None:
+        self._mistakes = mistakes
+        self._folder = Folder(folder)
+        self._environ = environ
+        self._unset: dict[str, list[str]] = {}
+        self._unready: set[str] = set()
+
+    def read(self, root: Mapping[str, object]) -> Configuration:
+        for key in root:
+            if key in _LATER:
+                self._mistakes.add(
+                    (key,), f"is not in this version yet ({_LATER[key]} come later): remove it"
+                )
+            elif key not in {"jobs", "partners"}:
+                self._mistakes.add((key,), unknown_key(key, ("jobs", "partners")))
+        partners = tuple(self._partners(root.get("partners", {})))
+        names = frozenset(self._partner_names(root))
+        jobs = tuple(self._jobs(root.get("jobs", []), names))
+        if self._mistakes.found:
+            raise ConfigurationError(self._mistakes.found)
+        return Configuration(
+            jobs=jobs,
+            partners={partner.name: partner for partner in partners},
+            unset_secrets=tuple(
+                f"{variable} is not set (for {_listed(places)}): set it before it is needed"
+                for variable, places in self._unset.items()
+            ),
+            unready_partners=frozenset(self._unready),
+        )
+
+    @staticmethod
+    def _partner_names(root: Mapping[str, object]) -> tuple[str, ...]:
+        # Also those with a mistake: a job that names one of them is right.
+        partners = root.get("partners")
+        return tuple(partners) if isinstance(partners, dict) else ()
+
+    def _partners(self, tables: object) -> Iterator[Partner]:
+        if not isinstance(tables, dict):
+            self._mistakes.add(
+                ("partners",), 'must be tables: write [partners.AB] with endpoint = "…" and qps = 50'
+            )
+            return
+        for name, raw in tables.items():
+            path = ("partners", name)
+            if not NAME.fullmatch(name):
+                self._mistakes.add(path, "must have a name of 1 to 64 letters, digits, _ or -")
+            if isinstance(raw, dict) and isinstance(raw.get("endpoint"), str | None):
+                table = self._validated(path, raw, PartnerTable)
+                if table is not None:
+                    yield self._partner(name, table)
+            else:
+                self._validated(path, raw, PartnerTable)
+
+    def _partner(self, name: str, table: PartnerTable) -> Partner:
+        path = ("partners", name)
+        if table.lateness >= table.guard:
+            self._mistakes.add(
+                (*path, "lateness"),
+                f"must be below guard ({shown_duration(table.guard)}), is {shown_duration(table.lateness)}: "
+                "a send that is late by the whole guard breaks the promised rate",
+            )
+        self._check_address(path, table)
+        keys = [self._secret(variable, path, "signing_key_env") for variable in table.signing_key_env]
+        headers = [
+            (
+                header,
+                self._secret(content.name, path, "headers") if isinstance(content, Variable) else content,
+            )
+            for header, content in table.headers
+        ]
+        if None in keys or any(content is None for _, content in headers):
+            self._unready.add(name)
+        return Partner(
+            name=name,
+            endpoint=table.endpoint,
+            qps=table.qps,
+            tenant=table.tenant,
+            signing_keys=tuple(key.encode() for key in keys if key is not None),
+            signature=SignatureScheme(table.signature),
+            success=table.success,
+            retry_codes=frozenset(table.retry_codes),
+            already_accepted=frozenset(table.already_accepted),
+            timeout=table.timeout,
+            guard=table.guard,
+            lateness=table.lateness,
+            levels=table.levels,
+            max_attempts=table.max_attempts,
+            max_age=table.max_age,
+            unknown_retries=table.unknown_retries,
+            max_in_flight=table.max_in_flight,
+            batch_floor_percent=table.batch_floor_percent,
+            allow_private=table.allow_private,
+            headers=tuple((header, content) for header, content in headers if content is not None),
+        )
+
+    def _check_address(self, path: tuple[str, str], table: PartnerTable) -> None:
+        """A literal address that the guard would refuse at each send is told now; names are resolved then."""
+        host = urlsplit(table.endpoint).hostname or ""
+        address = "127.0.0.1" if host == "localhost" else host
+        why = refusal(address, allow_private=table.allow_private)
+        if why is None or why == refusal("", allow_private=False):
+            return
+        fix = "write allow_private = true if that is meant"
+        if refusal(address, allow_private=True) is not None:
+            fix = "use another, this one is never sent to"
+        self._mistakes.add((*path, "endpoint"), f"has a {why} address ({host}): {fix}")
+
+    def _jobs(self, tables: object, partners: frozenset[str]) -> Iterator[ScheduledJob]:
+        if not isinstance(tables, list):
+            self._mistakes.add(("jobs",), "must be an array of tables: write [[jobs]] with two brackets")
+            return
+        first_of: dict[str, int] = {}
+        for position, raw in enumerate(tables):
+            path = ("jobs", position)
+            job_id = raw.get("id") if isinstance(raw, dict) else None
+            if isinstance(job_id, str) and NAME.fullmatch(job_id):
+                if job_id in first_of:
+                    self._mistakes.add(
+                        (*path, "id"),
+                        f'is taken: job number {first_of[job_id]} is "{job_id}" too, rename one',
+                    )
+                else:
+                    self._mistakes.names[path] = f"jobs.{job_id}"
+                first_of.setdefault(job_id, position + 1)
+            if isinstance(raw, dict):
+                self._check_together(path, raw, partners)
+            table = self._validated(path, raw, JobTable)
+            if table is not None:
+                yield self._job(path, table, partners)
+
+    def _check_together(
+        self, path: tuple[str, int], raw: Mapping[str, object], partners: frozenset[str]
+    ) -> None:
+        """What needs two keys, on the raw table, so that a mistake elsewhere in it hides nothing."""
+        for given, missing, example in (("amount", "currency", '"CZK"'), ("currency", "amount", '"amount"')):
+            if given in raw and missing not in raw:
+                self._mistakes.add((*path, given), f"needs {missing} beside it: write {missing} = {example}")
+        partner = raw.get("partner")
+        if isinstance(partner, str) and partner not in partners:
+            same = [name for name in partners if name.lower() == partner.lower()]
+            if same:
+                self._mistakes.add((*path, "partner"), f'is "{partner}": did you mean the partner {same[0]}?')
+            elif not is_column(partner):
+                self._mistakes.add(
+                    (*path, "partner"),
+                    f"must be a configured partner or a column, is {partner[:80]!r}: "
+                    f"{nearest(partner, sorted(partners))}",
+                )
+        currency = raw.get("currency")
+        if isinstance(currency, str) and (wrong := wrong_currency(currency)):
+            self._mistakes.add((*path, "currency"), wrong)
+
+    def _job(self, path: tuple[str, int], table: JobTable, partners: frozenset[str]) -> ScheduledJob:
+        dsn = self._secret(table.source.dsn_env, path, "source.dsn_env")
+        job = Job(
+            id=table.id,
+            dsn=dsn or "",
+            query=table.source.query_file.text,
+            query_file=table.source.query_file.file,
+            event_id=table.event_id,
+            partner=table.partner,
+            partner_is_column=table.partner not in partners,
+            amount=table.amount,
+            currency=table.currency,
+            currency_is_column=table.currency is not None and table.currency not in EXPONENTS,
+            event_type=table.event_type or table.id,
+            order_key=table.order_key,
+            partners=partners,
+            dsn_env=table.source.dsn_env,
+        )
+        schedule = Schedule(start=table.start, timezone=table.timezone, calendar=Calendar(table.calendar))
+        return ScheduledJob(job=job, schedule=schedule)
+
+    def _secret(self, variable: str, path: tuple[str, str | int], key: str) -> str | None:
+        """The variable's value; None, and noted, when it is not set or empty."""
+        value = self._environ.get(variable)
+        if not value:
+            self._unset.setdefault(variable, []).append(f"{self._mistakes.called(path)}.{key}")
+            return None
+        if key == "signing_key_env" and (wrong := wrong_key(value)):
+            self._mistakes.add((*path, key), f"takes {variable}, whose value {wrong}: set it anew")
+        if key == "headers" and not (value.isascii() and value.isprintable()):
+            self._mistakes.add(
+                (*path, key), f"takes {variable}, whose value is not printable ASCII: set it anew"
+            )
+        return value
+
+    def _validated(self, path: tuple[str, str | int], raw: object, model: type[_Model]) -> _Model | None:
+        try:
+            return model.model_validate(raw, context=self._folder)
+        except ValidationError as error:
+            self._mistakes.add_invalid(path, error, model)
+            return None
+
+
+def _syntax_mistake(path: str, error: tomllib.TOMLDecodeError) -> str:
+    said, _, place = str(error).partition(" (at ")
+    line = place.removeprefix("line ").split(",")[0]
+    where = f"{path}:{line}" if line.isdecimal() else path
+    at = place.rstrip(")")
+    return f"{where}: is not TOML ({said}, at {at}): text needs quotes, and a key stands once in its table"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or what there is."""
+    if not known:
+        return "none is configured"
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {_listed(known)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
