@@ -92,3 +92,14 @@ def order(entry: str) -> tuple[int, int]:
     """A stream id as numbers that compare as Redis orders them."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence)
+
+
+async def end(redis: Redis, stream: str) -> str:
+    """The id of the last outcome that was ever added to the stream, `START` where there is none."""
+    with reached():
+        try:
+            info = await redis.xinfo_stream(stream)
+        except ResponseError:  # no such key
+            return START
+    last: bytes = info["last-generated-id"]
+    return last.decode()

@@ -1,0 +1,5 @@
+"""`python -m madeira` is the same as the `madeira` command."""
+
+from madeira.cli import main
+
+main()

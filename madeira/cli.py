@@ -1,0 +1,218 @@
+"""The `madeira` command: reads arguments, calls one function, prints what it says, exits with its code.
+
+Exit codes: 0 fine, 1 something needs somebody's attention, 2 wrong input or configuration (for `reconcile`: it
+does not balance), 3 a store does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import click
+import uvloop
+
+from madeira import commands, logs
+from madeira.settings import Settings, load
+from madeira.status import status_of
+from madeira.trace import trace_of
+from streams.errors import ConfigurationError, MadeiraError, StoreUnavailable
+
+DATE = click.DateTime(formats=["%Y-%m-%d"])
+
+
+class _Madeira(click.Group):
+    """Turns Madeira's own errors into their text and an exit code; anything else is a fault and shows its trace."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            for mistake in error.mistakes:
+                click.echo(mistake, err=True)
+            ctx.exit(2)
+        except StoreUnavailable as error:
+            click.echo(f"a store does not answer: {error}", err=True)
+            ctx.exit(3)
+        except MadeiraError as error:
+            click.echo(str(error), err=True)
+            ctx.exit(2)
+
+
+def _who() -> str:
+    """Who is at the keyboard, for the audit row."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+@click.group(cls=_Madeira, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="The jobs file (default: MADEIRA_CONFIG or jobs.toml)."
+)
+@click.version_option(package_name="madeira")
+@click.pass_context
+def main(ctx: click.Context, config: Path | None) -> None:
+    """Deliver payments to partners at the rate each agreed to, and account for them to the cent."""
+    environ = dict(os.environ)
+    if config is not None:
+        environ["MADEIRA_CONFIG"] = str(config)
+        os.environ["MADEIRA_CONFIG"] = str(config)  # for the worker processes that `work` and `up` start
+    logs.set_up(environ.get("MADEIRA_LOG", "INFO"))
+    ctx.obj = lambda: load(environ)
+
+
+def _settings(ctx: click.Context) -> Settings:
+    read: Callable[[], Settings] = ctx.obj
+    return read()
+
+
+@main.command()
+@click.option(
+    "--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes."
+)
+@click.pass_context
+def work(ctx: click.Context, processes: int) -> None:
+    """Feed, send, retry, record and recover until SIGTERM."""
+    sys.exit(uvloop.run(commands.work(_settings(ctx), processes=processes)))
+
+
+@main.command()
+@click.pass_context
+def schedule(ctx: click.Context) -> None:
+    """Fire each job at its time; catch up on missed nights; resume runs whose process died."""
+    sys.exit(commands.schedule(_settings(ctx)))
+
+
+@main.command()
+@click.option(
+    "--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes."
+)
+@click.pass_context
+def up(ctx: click.Context, processes: int) -> None:
+    """Workers and scheduler in one go."""
+    sys.exit(uvloop.run(commands.up(_settings(ctx), processes=processes)))
+
+
+@main.command()
+@click.option("--offline", is_flag=True, help="Only the file and the environment, not the servers.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def check(ctx: click.Context, *, offline: bool, as_json: bool) -> None:
+    """Look at jobs.toml, the environment and the servers; say what is wrong and how to mend it."""
+    sys.exit(commands.check(_settings(ctx), offline=offline, as_json=as_json))
+
+
+@main.command()
+@click.pass_context
+def migrate(ctx: click.Context) -> None:
+    """Bring the database to the schema that this program needs."""
+    sys.exit(commands.migrate(_settings(ctx)))
+
+
+@main.command()
+@click.option("--count", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs per job.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def jobs(ctx: click.Context, count: int, *, as_json: bool) -> None:
+    """List the next runs in local time and UTC."""
+    sys.exit(commands.jobs(_settings(ctx), count=count, as_json=as_json))
+
+
+@main.group()
+def batch() -> None:
+    """Run or plan one job's batch by hand."""
+
+
+@batch.command("run")
+@click.argument("job")
+@click.option("--date", "day", type=DATE, required=True, help="The business date.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def batch_run(ctx: click.Context, job: str, day: date, *, as_json: bool) -> None:
+    """Load and release JOB for one business date; a second run does nothing and says so."""
+    sys.exit(commands.batch_run(_settings(ctx), job, _day(day), as_json=as_json))
+
+
+@batch.command("plan")
+@click.argument("job")
+@click.option("--date", "day", type=DATE, required=True, help="The business date.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def batch_plan(ctx: click.Context, job: str, day: date, *, as_json: bool) -> None:
+    """Say what `batch run` would load, with counts and sums, and write nothing."""
+    sys.exit(commands.batch_plan(_settings(ctx), job, _day(day), as_json=as_json))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def status(ctx: click.Context, *, as_json: bool) -> None:
+    """What happens now, partner by partner; exits 1 if anything needs attention."""
+    sys.exit(asyncio.run(status_of(_settings(ctx), as_json=as_json)))
+
+
+@main.command()
+@click.argument("event_id")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def trace(ctx: click.Context, event_id: str, *, as_json: bool) -> None:
+    """Follow one event: where it is and every attempt. EVENT_ID or SOURCE:EVENT_ID."""
+    sys.exit(asyncio.run(trace_of(_settings(ctx), event_id, as_json=as_json)))
+
+
+def _pausing(name: str, *, paused: bool, text: str) -> None:
+    @main.command(name, help=text)
+    @click.argument("partner", required=False)
+    @click.option("--all", "every", is_flag=True, help="Every partner.")
+    @click.option("--why", default="", help="For the audit row.")
+    @click.option("--dry-run", is_flag=True, help="Say what would wait, change nothing.")
+    @click.pass_context
+    def command(ctx: click.Context, partner: str | None, *, every: bool, why: str, dry_run: bool) -> None:
+        if (partner is None) == (not every):
+            raise click.UsageError("name one PARTNER, or say --all")
+        sys.exit(
+            asyncio.run(
+                commands.set_paused(
+                    _settings(ctx), partner, paused=paused, who=_who(), why=why, dry_run=dry_run
+                )
+            )
+        )
+
+
+_pausing("pause", paused=True, text="Stop sending to PARTNER at once; its deliveries wait.")
+_pausing("resume", paused=False, text="Send to PARTNER again.")
+
+
+@main.command()
+@click.option("--date", "day", type=DATE, required=True, help="The business date.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("reports"), show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def reconcile(ctx: click.Context, day: date, out: Path, *, as_json: bool) -> None:
+    """Write the morning's CSVs. Exits 0 closed, 1 open items, 2 does not balance."""
+    sys.exit(commands.reconcile(_settings(ctx), _day(day), out=out, as_json=as_json))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Log lines only, and one JSON object as the last line.")
+@click.option("--keep", is_flag=True, help="Leave the demo's servers and workers running to look around.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Where the demo keeps its data (default: var/demo)."
+)
+def demo(*, as_json: bool, keep: bool, folder: Path | None) -> None:
+    """One night's payment orders to thirteen banks, on embedded servers, in under two minutes."""
+    from madeira.demo import run_demo
+
+    sys.exit(run_demo(as_json=as_json, keep=keep, folder=folder))
+
+
+def _day(moment: date) -> date:
+    """click parses a date as a datetime."""
+    return date(moment.year, moment.month, moment.day)

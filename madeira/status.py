@@ -1,0 +1,207 @@
+"""`madeira status`: what happens now, partner by partner, and what needs somebody's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from psycopg.rows import class_row
+from psycopg_pool import AsyncConnectionPool
+
+from madeira import show
+from madeira.settings import Settings
+from madeira.wiring import servers
+from madeira.worker import Stores, open_stores
+from sinks.pool import borrow
+from sinks.statement import statement
+from streams import gauges
+from streams.gauges import Gauge
+from streams.pace import to_ms
+
+_NO_PROGRESS = timedelta(seconds=60)
+_BEHIND = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A partner's deliveries by PostgreSQL."""
+
+    partner: str
+    pending: int
+    retrying: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    last_progress: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A batch, newest first."""
+
+    id: int
+    job: str
+    business_date: date
+    revision: int
+    state: str
+    loaded_count: int | None
+    already_known: int | None
+    lease_over: bool | None
+    created_at: datetime
+    released_at: datetime | None
+    failure: object
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The record as a whole."""
+
+    number: int
+    state: str
+    now: datetime
+    workers: int
+    silent: int
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerStatus:
+    """One partner: its agreed rate, the record, and what is in Redis."""
+
+    name: str
+    qps: int
+    recorded: Recorded
+    gauge: Gauge
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """All of it, and the problems, one sentence each."""
+
+    store: Store
+    partners: tuple[PartnerStatus, ...]
+    batches: tuple[BatchRow, ...]
+    problems: tuple[str, ...]
+
+
+async def read_status(settings: Settings, stores: Stores) -> Status:
+    """Look at both stores. Raises `StoreUnavailable`."""
+    store, recorded, batches = await _read_record(stores.pool)
+    partners = []
+    for partner in settings.partners.values():
+        keys = stores.transit.keys.partner(partner.name, partner.tenant)
+        row = recorded.get(partner.name, Recorded(partner.name, 0, 0, 0, 0, 0, None))
+        partners.append(
+            PartnerStatus(partner.name, partner.qps, row, await gauges.gauge(stores.transit, keys))
+        )
+    return Status(store, tuple(partners), batches, problems(store, partners, batches))
+
+
+async def _read_record(
+    pool: AsyncConnectionPool,
+) -> tuple[Store, dict[str, Recorded], tuple[BatchRow, ...]]:
+    async with borrow(pool) as connection:
+        async with connection.cursor(row_factory=class_row(Store)) as cursor:
+            store = await (await cursor.execute(statement("status/store"))).fetchone()
+        async with connection.cursor(row_factory=class_row(Recorded)) as cursor:
+            rows = await (await cursor.execute(statement("status/deliveries"))).fetchall()
+        async with connection.cursor(row_factory=class_row(BatchRow)) as cursor:
+            batches = await (await cursor.execute(statement("status/batches"))).fetchall()
+    assert store is not None, "the migration inserts this row"
+    return store, {row.partner: row for row in rows}, tuple(batches)
+
+
+def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[BatchRow]) -> tuple[str, ...]:
+    """What needs attention, by what was read; pure. Each says what to do where that is known."""
+    found = []
+    if store.state != "open":
+        found.append(f"recovery is under way (generation {store.number}); workers do it by themselves")
+    if store.quarantined:
+        found.append(f"{store.quarantined:,} outcomes could not be recorded: see table outcome_quarantine")
+    if store.silent:
+        found.append(
+            f"{store.silent} workers were not heard of for 15 s; what they had is taken over by others"
+        )
+    waiting = sum(each.recorded.pending + each.recorded.retrying for each in partners)
+    if waiting and not store.workers:
+        found.append(f"{waiting:,} deliveries wait and no worker is running: start `madeira work`")
+    for each in partners:
+        found += _partner_problems(each, store)
+    for batch in batches:
+        name = f"batch {batch.id} ({batch.job} for {batch.business_date})"
+        if batch.state == "failed":
+            found.append(f"{name} failed, nothing of it was sent: mend the source and run it again")
+        elif batch.state == "running" and batch.lease_over:
+            found.append(
+                f"{name} is stuck: whoever ran it is gone; a scheduler or `madeira batch run` goes on with it"
+            )
+    return tuple(found)
+
+
+def _partner_problems(each: PartnerStatus, store: Store) -> list[str]:
+    found = []
+    backlog = each.recorded.pending + each.recorded.retrying
+    if each.gauge.paused:
+        found.append(
+            f"{each.name} is paused with {backlog:,} deliveries waiting: `madeira resume {each.name}`"
+        )
+    elif each.recorded.pending and store.workers:
+        progress = each.recorded.last_progress
+        if progress is not None and store.now - progress > _NO_PROGRESS:
+            found.append(
+                f"{each.name} has {backlog:,} deliveries and no progress since {show.moment(progress)}"
+            )
+    if each.gauge.unrecorded > _BEHIND:
+        found.append(f"the recorder is {each.gauge.unrecorded:,} outcomes behind for {each.name}")
+    now_ms = to_ms(store.now)
+    late = [
+        d for d in each.gauge.delays if now_ms - d.head_due_ms > _NO_PROGRESS // timedelta(milliseconds=1)
+    ]
+    if late and not each.gauge.paused:
+        found.append(f"{each.name} has retries that are due and not released")
+    return found
+
+
+async def status_of(settings: Settings, *, as_json: bool) -> int:
+    """Print the status; 1 if there is any problem."""
+    with servers(settings) as where:
+        async with open_stores(
+            where.database_url, where.redis_url, key_prefix=settings.key_prefix, connections=2
+        ) as stores:
+            status = await read_status(settings, stores)
+    if as_json:
+        show.say_json(status)
+        return int(bool(status.problems))
+    rows = [
+        (
+            each.name, str(each.qps), each.recorded.pending, each.recorded.retrying, each.gauge.pending,
+            each.recorded.succeeded, each.recorded.dead, each.recorded.cancelled, each.gauge.unrecorded,
+            "paused" if each.gauge.paused else each.gauge.state,
+        )
+        for each in status.partners
+    ]  # fmt: skip
+    show.table(
+        f"generation {status.store.number}, {status.store.workers} workers",
+        (
+            "partner",
+            "qps",
+            "pending",
+            "retrying",
+            "in flight",
+            "delivered",
+            "dead",
+            "cancelled",
+            "unrecorded",
+            "pace",
+        ),
+        rows,
+    )
+    for batch in status.batches[:5]:
+        loaded = "" if batch.loaded_count is None else f", {batch.loaded_count:,} rows"
+        show.say(f"batch {batch.id}: {batch.job} for {batch.business_date}, {batch.state}{loaded}")
+    for problem in status.problems:
+        show.say(f"! {problem}", style="red")
+    if not status.problems:
+        show.say("nothing needs attention", style="green")
+    return int(bool(status.problems))

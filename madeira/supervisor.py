@@ -1,0 +1,65 @@
+"""`madeira work --processes N`: N worker processes, each started again when it ends without being asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 15.0
+_HEALTHY_AFTER_S = 30.0
+
+
+async def supervise(command: Sequence[str], *, processes: int, stop: asyncio.Event, grace_s: float) -> int:
+    """Keep `processes` children of this program running with `command` until `stop`; then end them.
+
+    Children get SIGTERM and `grace_s` seconds before SIGKILL. Returns 0 when all of them left cleanly.
+    """
+    codes = await asyncio.gather(*(_keep(command, number, stop, grace_s) for number in range(processes)))
+    return 0 if all(code == 0 for code in codes) else 1
+
+
+async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    pause = _FIRST_PAUSE_S
+    while True:
+        started = loop.time()
+        # A session of its own: Ctrl-C at the terminal reaches the supervisor alone, who asks once, politely.
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "madeira", *command, start_new_session=True
+        )
+        code = await _wait(child, stop, grace_s)
+        if stop.is_set():
+            return code
+        log.error("worker_ended", extra={"fields": {"number": number, "code": code, "again_in_s": pause}})
+        pause = (
+            _FIRST_PAUSE_S if loop.time() - started > _HEALTHY_AFTER_S else min(2 * pause, _LONGEST_PAUSE_S)
+        )
+        try:
+            async with asyncio.timeout(pause):
+                await stop.wait()
+        except TimeoutError:
+            continue
+        return code
+
+
+async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s: float) -> int:
+    ended = asyncio.create_task(child.wait())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            child.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(grace_s):
+                    await asyncio.shield(ended)
+            except TimeoutError:
+                child.kill()
+        return await ended
+    finally:
+        stopped.cancel()

@@ -1,0 +1,282 @@
+"""One `madeira work` process: all services of delivery, wired and repeated until it is asked to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from psycopg_pool import AsyncConnectionPool
+
+from madeira.runtime import Service, insist, run
+from pipelines.control import Control
+from pipelines.dispatch import Dispatcher
+from pipelines.feed import Feeder
+from pipelines.record import Recorder
+from pipelines.recover import Recovery, read_generation
+from pipelines.takeover import Takeover
+from sinks.partner import Partner
+from sinks.pool import borrow, open_pool
+from sinks.statement import statement
+from sinks.webhook import Webhook
+from streams import gauges
+from streams.errors import StaleGeneration, StoreUnavailable
+from streams.pace import from_us
+from streams.transit import Transit
+
+log = logging.getLogger(__name__)
+
+AWAY = (StoreUnavailable, StaleGeneration)
+"""What passes by itself: a store that does not answer, or a generation that recovery is about to settle."""
+
+_IDLE_S = 0.1
+_RECORD_AT_MOST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The two stores, open."""
+
+    pool: AsyncConnectionPool
+    transit: Transit
+
+
+@asynccontextmanager
+async def open_stores(
+    database_url: str, redis_url: str, *, key_prefix: str, connections: int = 6
+) -> AsyncIterator[Stores]:
+    """Connections to both stores, closed on leaving. Neither needs to answer yet."""
+    transit = Transit.open(redis_url, key_prefix)
+    pool = await open_pool(database_url, name="madeira-work", connections=connections)
+    try:
+        yield Stores(pool, transit)
+    finally:
+        await pool.close()
+        await transit.close()
+
+
+class Worker:
+    """The services of one process, as steps. `run` repeats them; tests call them."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        webhook: Webhook,
+        partners: Mapping[str, Partner],
+        *,
+        at_once: int = 400,
+        keep_up: Callable[[], object] | None = None,
+    ) -> None:
+        self._keep_up = keep_up
+        self._stores = stores
+        self._partners = partners
+        self.generation = 0
+        self._recovering = True
+        self.recorder = Recorder(stores.pool, stores.transit, partners)
+        self.feeder = Feeder(stores.pool, stores.transit, partners)
+        self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
+        self.takeover = Takeover(stores.pool, stores.transit, partners)
+        self.control = Control(stores.pool, stores.transit, partners)
+        self.dispatcher = Dispatcher(
+            stores.transit, webhook, partners, worker=new_worker_id(), generation=0, at_once=at_once
+        )
+
+    # -- who I am -----------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Register in PostgreSQL, then take a lease, both under a new id and PostgreSQL's generation."""
+        worker = new_worker_id()
+        generation = await read_generation(self._stores.pool)
+        async with borrow(self._stores.pool) as connection:
+            await connection.execute(
+                statement("worker/begin"),
+                {
+                    "id": worker,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "generation": generation.number,
+                },
+            )
+        self.dispatcher.follow(generation.number)
+        await self.dispatcher.begin(worker)
+
+    async def beat(self) -> float:
+        """Renew the lease in Redis; begin again under a new id when it was lost."""
+        if not await self.dispatcher.beat():
+            await self.begin()
+        return 5.0
+
+    async def report(self) -> float:
+        """The heartbeat in PostgreSQL."""
+        await self._say(self.generation)
+        return 5.0
+
+    async def _say(self, generation: int) -> None:
+        async with borrow(self._stores.pool) as connection:
+            await connection.execute(
+                statement("worker/beat"),
+                {
+                    "id": self.dispatcher.worker,
+                    "in_flight": self.dispatcher.in_flight,
+                    "generation": generation,
+                },
+            )
+
+    async def follow(self) -> float:
+        """Follow PostgreSQL's generation; say so there once everything is handed in under it."""
+        found = await read_generation(self._stores.pool)
+        self._recovering = found.recovering
+        handed_in = self.dispatcher.follow(found.number)
+        if found.number > self.generation and handed_in:
+            await self._say(found.number)
+            self.generation = found.number
+        return 0.1 if found.recovering else 0.25
+
+    # -- what is done ---------------------------------------------------------------------------------------
+
+    async def recover(self) -> float:
+        """Look whether Redis is what PostgreSQL has it to be, and recover where it is not."""
+        await self.recovery.step()
+        return 1.0
+
+    async def record(self) -> float:
+        """Outcomes from Redis into PostgreSQL."""
+        recorded = await self.recorder.step(_RECORD_AT_MOST)
+        return 0.0 if recorded >= _RECORD_AT_MOST else 0.02 if recorded else _IDLE_S
+
+    async def forget(self) -> float:
+        """Drop from Redis what PostgreSQL has had for a minute."""
+        await self.recorder.forget(datetime.now(UTC), timedelta(seconds=60))
+        return 5.0
+
+    async def feed(self) -> float:
+        """Batch rows into their lanes, up to the high-water mark."""
+        if self._recovering:
+            return _IDLE_S
+        return 0.0 if await self.feeder.step(self.dispatcher.generation) else 2 * _IDLE_S
+
+    async def sweep(self) -> float:
+        """Due deliveries of earlier generations back into their lanes."""
+        if self._recovering:
+            return _IDLE_S
+        now = from_us(await gauges.now_us(self._stores.transit.redis))
+        swept = await self.feeder.sweep(self.dispatcher.generation, now, 1000)
+        return 0.0 if swept else 1.0
+
+    async def release(self) -> float:
+        """Due entries from the delay streams back into their lanes."""
+        if self._recovering:
+            return _IDLE_S
+        released = 0
+        for box in self.dispatcher.outboxes.values():
+            result = await self._stores.transit.scripts.release(
+                box.keys, generation=self.dispatcher.generation, limit=200
+            )
+            released += result.count
+        return 0.02 if released else 2 * _IDLE_S
+
+    async def take_over(self) -> float:
+        """Settle what dead workers left."""
+        if self._recovering:
+            return _IDLE_S
+        await self.takeover.step(worker=self.dispatcher.worker, generation=self.dispatcher.generation)
+        return 3.0
+
+    async def follow_controls(self) -> float:
+        """Operators' pauses into Redis."""
+        if not self._recovering:
+            await self.control.apply(self.dispatcher.generation)
+        return 1.0
+
+    async def keep_servers_up(self) -> float:
+        """Start embedded servers again that died."""
+        if self._keep_up is not None:
+            await asyncio.to_thread(self._keep_up)
+        return 0.5
+
+    async def partition(self) -> float:
+        """The log's partitions for this month and the next."""
+        await self.recorder.ensure_partitions(datetime.now(UTC))
+        return 3600.0
+
+    # -- repeated -------------------------------------------------------------------------------------------
+
+    def services(self) -> list[Service]:
+        """Everything that stops when the worker is asked to leave."""
+        services = [
+            Service("recover", self.recover, deadline_s=600.0),
+            Service("feed", self.feed),
+            Service("sweep", self.sweep),
+            Service("release", self.release),
+            Service("take over", self.take_over),
+            Service("forget", self.forget),
+            Service("controls", self.follow_controls),
+            Service("partitions", self.partition),
+        ]
+        for name, box in self.dispatcher.outboxes.items():
+            services.append(Service(f"take {name}", partial(self.dispatcher.take, name), wake=box.room))
+        return services
+
+    def lasting(self) -> list[Service]:
+        """Everything that goes on until what is in flight has ended, is settled and recorded."""
+        services = [
+            Service("beat", self.beat),
+            Service("report", self.report),
+            Service("follow", self.follow),
+            Service("record", self.record),
+        ]
+        if self._keep_up is not None:
+            services.append(Service("servers", self.keep_servers_up))
+        for name, box in self.dispatcher.outboxes.items():
+            services.append(
+                Service(f"settle {name}", partial(self.dispatcher.settle, name), wake=box.settle_due)
+            )
+        return services
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop`; then give back, finish what is in flight, hand in, and leave.
+
+        Leaves within the longest partner timeout + 5 s. Raises what ended a service other than by `stop`.
+        """
+        done = asyncio.Event()
+        if not await insist(self.begin, stop=stop, away=AWAY):
+            return
+        log.info("worker_started", extra={"fields": {"worker": self.dispatcher.worker, "pid": os.getpid()}})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run(self.lasting(), stop=done, away=AWAY), name="lasting")
+            await run(self.services(), stop=stop, away=AWAY)
+            await self._leave(done)
+
+    async def _leave(self, done: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        longest = max((partner.timeout for partner in self._partners.values()), default=timedelta(0))
+        deadline = loop.time() + longest.total_seconds() + 3.0
+        try:
+            given_back = 0
+            while loop.time() < deadline:
+                given_back += await self.dispatcher.leave()
+                if self.dispatcher.in_flight == 0 and await self.dispatcher.learn_recorded() == 0:
+                    break
+                await asyncio.sleep(0.05)
+            clean = self.dispatcher.in_flight == 0 and self.dispatcher.unrecorded == 0
+            if clean:
+                async with borrow(self._stores.pool) as connection:
+                    await connection.execute(statement("worker/end"), {"id": self.dispatcher.worker})
+                await self.dispatcher.end()
+            log.info("worker_left", extra={"fields": {"given_back": given_back, "clean": clean}})
+        except AWAY as error:
+            log.warning("worker_left", extra={"fields": {"clean": False, "error": type(error).__name__}})
+        finally:
+            done.set()
+
+
+def new_worker_id() -> str:
+    """An id that nobody had before."""
+    return secrets.token_hex(8)

@@ -1,0 +1,135 @@
+"""From how an attempt ended to what is settled: the outcome, the next step, and the row of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+
+from sinks.answer import Answer, Failed
+from sinks.classify import classify, excerpt
+from sinks.partner import Partner
+from streams.delivery import Attempt, Dead, Kind, Outcome, Retry, Succeeded, Unknown
+from streams.envelope import Envelope
+from streams.pace import ClockMap, to_ms
+from streams.retry import RetryPolicy, next_step
+from streams.scripts import Entry, Settlement
+
+WORKER_DIED = "worker died"
+"""The reason of a takeover; a late outcome of the same attempt replaces it."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Who sent what for whom: an entry, decoded, in the hand of one worker under one generation."""
+
+    partner: Partner
+    entry: Entry
+    envelope: Envelope
+    generation: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When an attempt began (its slot), when its headers left (None: never), when it ended. UTC, Redis's clock."""
+
+    started_at: datetime
+    sent_at: datetime | None
+    ended_at: datetime
+
+
+def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: ClockMap) -> Settlement:
+    """What to settle after a send. `start` is the slot's moment in monotonic seconds, mapped by `clock`."""
+    outcome = classify(answer, hand.partner, earlier_may_have_arrived=hand.entry.possible_duplicate)
+    timing = Timing(
+        started_at=clock.redis(start),
+        sent_at=None if answer.sent_at is None else clock.redis(answer.sent_at),
+        ended_at=clock.redis(answer.ended_at),
+    )
+    if isinstance(answer, Answer):
+        return settle_outcome(hand, outcome, timing, status_code=answer.status, seen=excerpt(answer.body))
+    return settle_outcome(hand, outcome, timing)
+
+
+def settle_takeover(hand: Hand, now: datetime) -> Settlement:
+    """What to settle for an entry whose worker died with it in hand: nobody knows whether it was sent."""
+    return settle_outcome(hand, Unknown(WORKER_DIED), Timing(now, None, now))
+
+
+def settle_outcome(
+    hand: Hand, outcome: Outcome, timing: Timing, *, status_code: int | None = None, seen: str = ""
+) -> Settlement:
+    """Decide the next step by the partner's policy and put the attempt into the form that settle takes."""
+    entry, envelope, partner = hand.entry, hand.envelope, hand.partner
+    kind, arrived = _judged(outcome)
+    attempts = entry.attempts + 1
+    unknowns = entry.unknowns + (kind is Kind.UNKNOWN)
+    step = next_step(
+        outcome,
+        attempts=attempts,
+        unknowns=unknowns,
+        created_at=envelope.created_at,
+        now=timing.ended_at,
+        policy=RetryPolicy(
+            levels=partner.levels,
+            max_attempts=partner.max_attempts,
+            max_age=partner.max_age,
+            unknown_retries=partner.unknown_retries,
+        ),
+    )
+    due_at = None if step.delay is None else timing.ended_at + step.delay
+    attempt = Attempt(
+        attempt_id=f"{partner.name}/{hand.generation}/{entry.place.lane}/{entry.place.entry}",
+        source=envelope.source,
+        event_id=envelope.event_id,
+        partner=partner.name,
+        created_at=envelope.created_at,
+        number=attempts,
+        unknowns=unknowns,
+        worker=hand.worker,
+        trace_id=envelope.trace_id,
+        started_at=timing.started_at,
+        sent_at=timing.sent_at,
+        elapsed_ms=round((timing.ended_at - (timing.sent_at or timing.started_at)).total_seconds() * 1000),
+        status_code=status_code,
+        outcome=kind,
+        reason=outcome.reason,
+        may_have_arrived=arrived,
+        possible_duplicate=entry.possible_duplicate,
+        excerpt=seen,
+        state=step.state,
+        cause=step.cause,
+        due_at=due_at,
+    )
+    return Settlement(
+        place=entry.place,
+        delivery=entry.delivery,
+        attempt_id=attempt.attempt_id,
+        state=step.state,
+        attempts=attempts,
+        unknowns=unknowns,
+        possible_duplicate=entry.possible_duplicate or arrived,
+        delay_s=None if step.delay is None else round(step.delay.total_seconds()),
+        due_ms=None if due_at is None else to_ms(due_at),
+        outcome=_encoder.encode(attempt),
+    )
+
+
+def _judged(outcome: Outcome) -> tuple[Kind, bool]:
+    """The outcome's name, and whether this attempt may have reached the partner without being confirmed."""
+    match outcome:
+        case Succeeded():
+            return Kind.SUCCEEDED, False
+        case Retry(may_have_arrived=arrived):
+            return Kind.RETRY, arrived
+        case Dead(may_have_arrived=arrived):
+            return Kind.DEAD, arrived
+        case Unknown():
+            return Kind.UNKNOWN, True
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,326 @@
+"""Dispatch: takes slots from Redis, sends at their moment, settles what came of it.
+
+One `Dispatcher` per worker process, one outbox per partner in it. Its steps are repeated by
+`madeira/runtime.py`: `take` asks for slots and starts the sends, `settle` hands in what has ended, `follow`
+goes over to a new generation, `beat` keeps the lease. Nothing here decides when a partner may be sent to:
+that is `take`'s answer, and a send that misses its moment gives the slot up and keeps the entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import monotonic
+from typing import Protocol
+
+from pipelines.attempt import Hand, settle_answer
+from sinks.answer import Answer, Failed, SlotMissed
+from sinks.partner import Partner
+from sinks.webhook import Send
+from streams import gauges, lanes, leases
+from streams.checkpoint import checkpoint
+from streams.envelope import Envelope, decode
+from streams.errors import StaleGeneration
+from streams.keys import PartnerKeys
+from streams.pace import ClockMap
+from streams.scripts import Entry, PaceState, Place, Settlement, Take
+from streams.transit import Transit
+
+log = logging.getLogger(__name__)
+
+HORIZON = timedelta(milliseconds=50)
+LEASE_S = 15.0
+IDLE_S = 0.05
+"""How long a partner is left alone that has nothing to send."""
+SETTLE_AT_MOST = 200
+TAKE_AT_MOST = 100
+
+
+class Sends(Protocol):
+    """What dispatch needs of the HTTP engine."""
+
+    async def send(self, request: Send) -> Answer | Failed | SlotMissed:
+        """Send one request at its slot's moment; never raises for what a partner does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An entry that is ours under `generation` and was not sent yet."""
+
+    entry: Entry
+    envelope: Envelope
+    generation: int
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What this worker has in hand for one partner."""
+
+    partner: Partner
+    keys: PartnerKeys
+    held: dict[Place, Held] = field(default_factory=dict)
+    sending: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
+    ended: list[Settlement] = field(default_factory=list)
+    unrecorded: dict[str, tuple[str, Settlement]] = field(default_factory=dict)
+    """By attempt id: the entry in the outcome stream and what was settled, until PostgreSQL has it."""
+    doubtful: bool = False
+    """Redis may have us down for entries that we don't know of, or not for some that we hold."""
+    blocked: bool = False
+    """`take` waits for room; then a send that ends sets `room`."""
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    settle_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to settle."""
+
+
+class Dispatcher:
+    """One worker: its identity, its lease, and an outbox for each partner.
+
+    `at_once` bounds the sends that are under way in this process over all partners.
+    """
+
+    def __init__(
+        self,
+        transit: Transit,
+        sends: Sends,
+        partners: Mapping[str, Partner],
+        *,
+        worker: str,
+        generation: int,
+        at_once: int = 400,
+    ) -> None:
+        self._transit = transit
+        self._sends = sends
+        self._loop = asyncio.get_running_loop()
+        self._clock = ClockMap()
+        self._at_once = at_once
+        self._under_way = 0
+        self._lease_until = 0.0
+        self._leaving = False
+        self.worker = worker
+        self.generation = generation
+        self.outboxes = {
+            name: Outbox(partner, transit.keys.partner(partner.name, partner.tenant))
+            for name, partner in partners.items()
+        }
+
+    @property
+    def in_flight(self) -> int:
+        """Sends that are under way or ended and not settled, over all partners."""
+        return sum(len(box.sending) + len(box.ended) for box in self.outboxes.values())
+
+    @property
+    def unrecorded(self) -> int:
+        """Settled outcomes that PostgreSQL is not yet known to have."""
+        return sum(len(box.unrecorded) for box in self.outboxes.values())
+
+    # -- identity -----------------------------------------------------------------------------------------
+
+    async def begin(self, worker: str) -> None:
+        """Take a lease under a new id; what an older id held unsent is dropped, sends and outcomes are kept.
+
+        Whoever finds the old lease gone reaps what was dropped: it may have been sent for all he knows.
+        """
+        for box in self.outboxes.values():
+            box.held.clear()
+        asked = monotonic()
+        await leases.acquire(self._transit, worker)
+        self.worker = worker
+        self._lease_until = asked + LEASE_S
+
+    async def beat(self) -> bool:
+        """Renew the lease; False when it was lost: then `begin` again under another id."""
+        asked = monotonic()
+        for box in self.outboxes.values():
+            box.doubtful = True  # a take whose reply was lost may have been carried out after we looked
+        if await leases.renew(self._transit, self.worker):
+            self._lease_until = asked + LEASE_S
+            return True
+        self._lease_until = 0.0
+        log.warning("lease_lost", extra={"fields": {"worker": self.worker}})
+        return False
+
+    def follow(self, generation: int) -> bool:
+        """Go over to PostgreSQL's generation; True when all that was in hand is handed in under it.
+
+        Unsent entries are dropped, every outcome that may not be recorded is settled again.
+        """
+        if generation > self.generation:
+            self.generation = generation
+            for box in self.outboxes.values():
+                box.held.clear()
+                box.ended[:0] = [settlement for _, settlement in box.unrecorded.values()]
+                box.unrecorded.clear()
+                box.settle_due.set()
+        return self.in_flight == 0
+
+    # -- taking -------------------------------------------------------------------------------------------
+
+    async def take(self, name: str) -> float:
+        """Ask for slots of one partner and start their sends. Returns seconds until asking again makes sense."""
+        box = self.outboxes[name]
+        box.room.clear()
+        box.blocked = False
+        if self._leaving or monotonic() >= self._lease_until:
+            return IDLE_S
+        room = min(
+            TAKE_AT_MOST, self._at_once - self._under_way, box.partner.max_in_flight - len(box.sending)
+        )
+        # A little room is not worth a round trip: wait for a quarter, so that takes stay batches.
+        if room * 4 < min(box.partner.max_in_flight, self._at_once, TAKE_AT_MOST):
+            box.blocked = True
+            return IDLE_S
+        generation = self.generation
+        try:
+            if box.doubtful:
+                await self._adopt(box)
+            asked = monotonic()
+            take = await self._transit.scripts.take(
+                box.keys,
+                generation=generation,
+                worker=self.worker,
+                limit=room,
+                horizon=HORIZON,
+                held=list(box.held)[:room],
+            )
+        except StaleGeneration:
+            box.doubtful = True
+            return IDLE_S
+        except BaseException:
+            box.doubtful = True
+            raise
+        answered = monotonic()
+        checkpoint("take-after")
+        self._clock = self._clock.narrowed(asked=asked, answered=answered, redis_us=take.now_us)
+        _forget_recorded(box, take.recorded)
+        self._start(box, take, generation)
+        if take.state is PaceState.FULL:
+            box.blocked = True
+            return IDLE_S
+        delay = self._clock.local(take.next_us) - monotonic()
+        return max(0.0, min(1.0, delay)) if take.slots else max(IDLE_S, min(1.0, delay))
+
+    def _start(self, box: Outbox, take: Take, generation: int) -> None:
+        fresh = False
+        for slot in take.slots:
+            held = box.held.pop(slot.place, None)
+            if held is None:
+                if slot.entry is None:
+                    # Dropped while we were asking: the reply is for a hand that no longer holds it.
+                    box.doubtful = True
+                    continue
+                held, fresh = Held(slot.entry, decode(slot.entry.envelope), generation), True
+            self._under_way += 1
+            box.sending[slot.place] = self._loop.create_task(self._deliver(box, held, slot.start_us))
+        if fresh and box.held:
+            # What we hold goes first; fresh entries beside leftovers mean that those are no longer ours.
+            box.doubtful = True
+
+    async def _deliver(self, box: Outbox, held: Held, start_us: int) -> None:
+        checkpoint("send-before")
+        start = self._clock.local(start_us)
+        try:
+            answer = await self._sends.send(
+                Send(
+                    partner=box.partner,
+                    envelope=held.envelope,
+                    attempt=held.entry.attempts + 1,
+                    start=start,
+                    timestamp_s=start_us // 1_000_000,
+                )
+            )
+            checkpoint("send-after")
+            if isinstance(answer, SlotMissed):
+                if held.generation == self.generation:
+                    box.held[held.entry.place] = held
+            else:
+                hand = Hand(box.partner, held.entry, held.envelope, held.generation, self.worker)
+                box.ended.append(settle_answer(hand, answer, start=start, clock=self._clock))
+                box.settle_due.set()
+        finally:
+            self._under_way -= 1
+            del box.sending[held.entry.place]
+            if box.blocked:
+                box.room.set()
+
+    async def _adopt(self, box: Outbox) -> None:
+        """Make `held` what Redis says is pending under this worker and neither under way nor ended."""
+        generation = self.generation
+        pending = await lanes.adopt(self._transit, box.keys, worker=self.worker)
+        busy = box.sending.keys() | {settlement.place for settlement in box.ended}
+        box.held = {
+            entry.place: Held(entry, decode(entry.envelope), generation)
+            for entry in pending
+            if entry.place not in busy
+        }
+        box.doubtful = False
+
+    # -- settling -----------------------------------------------------------------------------------------
+
+    async def settle(self, name: str) -> float:
+        """Hand in what has ended, at most `SETTLE_AT_MOST` at once. Returns seconds until the next look.
+
+        After an error the same outcomes are handed in again: a second time only adds late copies, which the
+        recorder knows by their attempt ids.
+        """
+        box = self.outboxes[name]
+        box.settle_due.clear()
+        batch = box.ended[:SETTLE_AT_MOST]
+        if not batch:
+            return 1.0
+        try:
+            settled = await self._transit.scripts.settle(
+                box.keys, generation=self.generation, settlements=batch
+            )
+        except StaleGeneration:
+            return 4 * IDLE_S
+        checkpoint("settle-after")
+        del box.ended[: len(batch)]
+        for settlement, outcome_id in zip(batch, settled.outcome_ids, strict=True):
+            box.unrecorded[settlement.attempt_id] = (outcome_id, settlement)
+        return 0.0 if box.ended else 1.0
+
+    # -- leaving ------------------------------------------------------------------------------------------
+
+    async def leave(self) -> int:
+        """Take no more and give back what was not sent; returns how many. Sends under way go on."""
+        self._leaving = True
+        given_back = 0
+        for box in self.outboxes.values():
+            places = list(box.held)
+            if places:
+                given_back += await self._transit.scripts.give_back(
+                    box.keys, generation=self.generation, places=places
+                )
+                box.held.clear()
+        return given_back
+
+    async def learn_recorded(self) -> int:
+        """Ask how far outcomes are recorded, when no take does; returns how many settled ones are not."""
+        for box in self.outboxes.values():
+            if box.unrecorded:
+                _forget_recorded(box, (await gauges.gauge(self._transit, box.keys)).recorded)
+        return self.unrecorded
+
+    async def end(self) -> None:
+        """Give the lease up, after everything was handed in."""
+        self._lease_until = 0.0
+        await leases.end(self._transit, self.worker)
+
+
+def _forget_recorded(box: Outbox, recorded: str) -> None:
+    upto = _as_numbers(recorded)
+    done = []
+    for attempt_id, (outcome_id, _) in box.unrecorded.items():
+        if _as_numbers(outcome_id) > upto:
+            break
+        done.append(attempt_id)
+    for attempt_id in done:
+        del box.unrecorded[attempt_id]
+
+
+def _as_numbers(entry_id: str) -> tuple[int, int]:
+    milliseconds, _, sequence = entry_id.partition("-")
+    return int(milliseconds), int(sequence or 0)

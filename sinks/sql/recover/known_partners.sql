@@ -1,0 +1,1 @@
+SELECT DISTINCT partner FROM outcome_offset

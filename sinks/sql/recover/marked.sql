@@ -1,0 +1,1 @@
+UPDATE generation SET suspects = %(suspects)s, changed_at = now()

@@ -1,0 +1,1 @@
+SELECT partner, last FROM outcome_offset WHERE generation = %(generation)s

@@ -1,0 +1,1 @@
+SELECT partner, tenant, generation FROM outcome_offset WHERE generation < %(generation)s

@@ -1,0 +1,1 @@
+SELECT partner FROM partner_control WHERE paused

@@ -1,0 +1,1 @@
+SELECT number, state, run_id, suspects FROM generation

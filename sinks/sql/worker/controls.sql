@@ -1,0 +1,1 @@
+SELECT partner, paused FROM partner_control
