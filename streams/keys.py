@@ -43,7 +43,7 @@ class PartnerKeys:
         return f"{self.base}:dead"
 
     def lane(self, name: str) -> str:
-        """Stream of waiting deliveries: `live`, `batch:<n>` or `batch:<n>:returns`. Until drained or recovered."""
+        """Stream of waiting deliveries: `live`, `batch:<n>` or `batch:<n>:returns`. Until recovered."""
         return f"{self.base}:{name}"
 
     def delay(self, seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""Who is alive. A lease is renewed by a heartbeat; once gone it stays gone, and what was held is taken over."""
+"""Who is alive. A lease is renewed by a heartbeat; once gone it stays gone, its entries are taken over."""
 
 from __future__ import annotations
 
@@ -82,6 +82,8 @@ async def claim_from_dead(
         for lane, found in zip(lanes, replies, strict=True)
         for consumer in found
     ]
+    # First what an earlier step of this reaper left, or it would be found again right after being taken over.
+    consumers.sort(key=lambda found: found[1] != reaper_of(reaper))
     living = await alive(transit, {name for _, name in consumers})
     taken: list[Entry] = []
     for lane, name in consumers:
