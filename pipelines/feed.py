@@ -121,7 +121,7 @@ class Feeder:
         return fed
 
     async def sweep(self, generation: int, now: datetime, limit: int = 1000) -> int:
-        """Feed retries that are due at `now` and wait in no delay stream of this generation; returns the count.
+        """Feed retries due at `now` that wait in no delay stream of this generation; returns how many.
 
         They went into a delay stream that is gone since, or were handed in during a recovery. Raises
         `StaleGeneration` and `StoreUnavailable`.

@@ -1,0 +1,257 @@
+"""The feeder on real servers: every pending row reaches its lane once, in order, between the marks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import date, timedelta
+from decimal import Decimal
+
+import pytest
+
+from pipelines.feed import Feeder
+from streams import gauges, lanes
+from streams.delivery import State
+from streams.envelope import decode
+from streams.errors import StaleGeneration
+from streams.keys import batch_lane, returns_lane
+from tests.pipelines.night import NOW, Night, attempt, night, settlement
+
+
+@pytest.fixture
+async def stores(database_url: str, redis_url: str, key_prefix: str) -> AsyncIterator[Night]:
+    """Two partners in generation 1, marks 50 and 20."""
+    async with night(database_url, redis_url, key_prefix, high=50, low=20) as found:
+        yield found
+
+
+async def lane_ids(stores: Night, lane: str, name: str = "AB") -> list[str]:
+    """Entry ids of a lane in their order."""
+    entries = await stores.transit.redis.xrange(stores.keys(name).lane(lane))
+    return [entry.decode() for entry, _ in entries]
+
+
+async def drained(stores: Night, generation: int = 1, name: str = "AB") -> list[str]:
+    """Feed, take and settle until nothing is left; the deliveries in the order in which they were taken."""
+    taken: list[str] = []
+    while True:
+        fed = await stores.feeder.step(generation)
+        entries = await stores.take(1000, generation=generation, name=name)
+        if not fed and not entries:
+            return taken
+        for entry in entries:
+            taken.append(entry.delivery)
+            done = attempt(entry, State.SUCCEEDED, generation=generation, name=name)
+            await stores.settle(settlement(entry, done), generation=generation, name=name)
+
+
+async def test_rows_arrive_in_order_with_their_row_number(stores: Night) -> None:
+    """A batch's stream holds its rows as 1-<row number>, each with what is sent, byte for byte."""
+    batch = await stores.release(3)
+    assert await stores.feeder.step(1) == 3
+    assert await lane_ids(stores, batch_lane(batch)) == ["1-1", "1-2", "1-3"]
+    second = decode((await stores.take(3))[1].envelope)
+    assert (second.event_id, second.payload, second.amount, second.currency) == (
+        f"{batch}:2",
+        b'{"n":2}',
+        Decimal("2.00"),
+        "CZK",
+    )
+    assert (second.created_at, second.business_date, second.batch_id) == (NOW, date(2026, 3, 2), batch)
+
+
+async def test_complete_is_noted_and_not_fed_again(stores: Night) -> None:
+    """When every row was fed the batch says so for this generation, and further steps feed nothing."""
+    await stores.release(3)
+    await stores.feeder.step(1)
+    assert await stores.sql("SELECT fed_upto, fed_complete, finished FROM batch_partner") == [(3, 1, False)]
+    assert await stores.feeder.step(1) == 0
+
+
+async def test_marks_are_honoured(stores: Night) -> None:
+    """Feeding stops at the high mark and goes on only when the low mark is reached."""
+    await stores.release(200)
+    assert await stores.feeder.step(1) == 50
+    assert await stores.feeder.step(1) == 0
+    for entry in await stores.take(29):
+        await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+    assert await stores.feeder.step(1) == 0, "21 are left, above the low mark"
+    for entry in await stores.take(1):
+        await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+    assert await stores.feeder.step(1) == 30
+
+
+async def test_every_row_is_fed_once_over_many_steps(stores: Night) -> None:
+    """A batch larger than the marks goes through whole, in its order."""
+    batch = await stores.release(333)
+    assert await drained(stores) == [f"payment-orders:{batch}:{n}" for n in range(1, 334)]
+
+
+async def test_older_batches_first_and_every_partner(stores: Night) -> None:
+    """A partner's older batch is fed before its newer one; another partner's full lanes hinder nobody."""
+    old = await stores.release(40)
+    new = await stores.release(40)
+    other = await stores.release(40, "CD")
+    assert await stores.feeder.step(1) == 90
+    assert len(await lane_ids(stores, batch_lane(old))) == 40
+    assert len(await lane_ids(stores, batch_lane(new))) == 10
+    assert len(await lane_ids(stores, batch_lane(other), "CD")) == 40
+
+
+async def test_two_feeders_feed_each_row_once(stores: Night) -> None:
+    """Feeders at the same time share the work and never a row."""
+    batch = await stores.release(50)
+    twin = Feeder(stores.pool, stores.transit, stores.partners, high=50, low=20)
+    fed = await asyncio.gather(*(feeder.step(1) for feeder in (stores.feeder, twin, stores.feeder, twin)))
+    assert sum(fed) == 50
+    assert await lane_ids(stores, batch_lane(batch)) == [f"1-{n}" for n in range(1, 51)]
+
+
+async def test_only_released_batches_and_pending_rows(stores: Night) -> None:
+    """Rows of a batch that is not released wait; rows that are no longer pending are left out."""
+    held = await stores.release(3)
+    batch = await stores.release(5)
+    await stores.sql("UPDATE batch SET state = 'held' WHERE id = %(id)s", id=held)
+    await stores.sql(
+        "UPDATE delivery SET status = 'cancelled' WHERE batch_id = %(id)s AND row_number IN (2, 5)", id=batch
+    )
+    assert await stores.feeder.step(1) == 3
+    assert await lane_ids(stores, batch_lane(batch)) == ["1-1", "1-3", "1-4"]
+    assert await lanes.last_id(stores.transit, stores.keys(), batch_lane(held)) == "0-0"
+
+
+async def test_a_new_generation_feeds_only_what_is_left(stores: Night) -> None:
+    """After a recovery the rows that are still pending are fed again, the recorded ones are not."""
+    batch = await stores.release(6)
+    await stores.feeder.step(1)
+    for entry in await stores.take(4):
+        await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+    await stores.recorder.step()
+    await stores.open(2)
+    assert await stores.feeder.step(2) == 2
+    assert await lane_ids(stores, batch_lane(batch)) == ["1-5", "1-6"]
+
+
+async def test_a_batch_without_pending_rows_is_never_looked_at_again(stores: Night) -> None:
+    """A recovery that finds nothing pending in a batch notes that for all later ones."""
+    await stores.release(2)
+    await drained(stores)
+    await stores.recorder.step()
+    await stores.open(2)
+    assert await stores.feeder.step(2) == 0
+    assert await stores.sql("SELECT finished FROM batch_partner") == [(True,)]
+
+
+async def test_stale_generation_is_told(stores: Night) -> None:
+    """A feeder of an older generation changes nothing in Redis and says so."""
+    batch = await stores.release(2)
+    await stores.open(2)
+    with pytest.raises(StaleGeneration):
+        await stores.feeder.step(1)
+    assert await lanes.last_id(stores.transit, stores.keys(), batch_lane(batch)) == "0-0"
+
+
+async def test_nothing_is_fed_while_recovery_collects(stores: Night) -> None:
+    """A closed pace refuses rows; they are fed when it opens."""
+    await stores.release(2)
+    await stores.close(2)
+    assert await stores.feeder.step(2) == 0
+    await stores.open(2)
+    assert await stores.feeder.step(2) == 2
+
+
+CRASH = """
+import asyncio, sys
+from tests.pipelines.night import partner
+from pipelines.feed import Feeder
+from sinks.pool import open_pool
+from streams.transit import Transit
+
+async def main() -> None:
+    pool = await open_pool(sys.argv[1], name="crash", connections=3)
+    transit = Transit.open(sys.argv[2], sys.argv[3])
+    await Feeder(pool, transit, {"AB": partner("AB")}, high=50, low=20).step(1)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("failpoint", ["feed-after-upto", "feed-after-xadd"])
+async def test_killed_between_two_stores(
+    stores: Night, failpoint: str, database_url: str, redis_url: str, key_prefix: str
+) -> None:
+    """A feeder killed after either half of the hand-over loses nothing and feeds nothing twice."""
+    batch = await stores.release(30)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CRASH, database_url, redis_url, key_prefix),
+        env={**os.environ, "MADEIRA_FAILPOINT": failpoint, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL,
+    )
+    assert await process.wait() == -signal.SIGKILL
+    assert await stores.sql("SELECT fed_upto FROM batch_partner") == [(30,)]
+    assert await drained(stores) == [f"payment-orders:{batch}:{n}" for n in range(1, 31)]
+
+
+async def test_sweep_feeds_due_retries_of_older_generations_once(stores: Night) -> None:
+    """A retry whose delay stream is gone returns when it is due, with its counts, and only once."""
+    batch = await stores.release(2)
+    await stores.feeder.step(1)
+    first, second = await stores.take(2)
+    await stores.settle(
+        settlement(first, attempt(first, State.RETRYING, number=3, reason="later")),
+        settlement(second, attempt(second, State.SUCCEEDED)),
+    )
+    await stores.recorder.step()
+    due = NOW + timedelta(seconds=60)
+    assert await stores.feeder.sweep(1, due) == 0, "it waits in a delay stream of this generation"
+    await stores.open(2)
+    assert await stores.feeder.sweep(2, due - timedelta(milliseconds=1)) == 0
+    assert await stores.feeder.sweep(2, due) == 1
+    assert await stores.feeder.sweep(2, due) == 0
+    [entry] = await stores.take(5, generation=2)
+    assert (entry.place.lane, entry.delivery, entry.attempts) == (returns_lane(batch), first.delivery, 3)
+
+
+async def test_sweep_again_after_a_crash_feeds_nothing_twice(stores: Night) -> None:
+    """A sweep that died before it noted what it fed finds, the next time, that Redis has it."""
+    batch = await stores.release(1)
+    await stores.feeder.step(1)
+    [entry] = await stores.take(1)
+    await stores.settle(settlement(entry, attempt(entry, State.RETRYING)))
+    await stores.recorder.step()
+    await stores.open(2)
+    due = NOW + timedelta(seconds=60)
+    await stores.feeder.sweep(2, due)
+    await stores.sql("UPDATE delivery SET fed_generation = 1")
+    assert await stores.feeder.sweep(2, due) == 0
+    assert len(await lane_ids(stores, returns_lane(batch))) == 1
+    assert await stores.sql("SELECT fed_generation FROM delivery") == [(2,)]
+
+
+async def test_what_may_have_arrived_is_fed_as_a_possible_duplicate(stores: Night) -> None:
+    """A send that follows one that may have arrived says so, also when only PostgreSQL remembers."""
+    await stores.release(1)
+    await stores.feeder.step(1)
+    [entry] = await stores.take(1)
+    arrived = attempt(entry, State.RETRYING)
+    unknown = settlement(entry, arrived)
+    await stores.settle(unknown)
+    await stores.recorder.step()
+    await stores.sql("UPDATE delivery_log SET may_have_arrived = true")
+    await stores.open(2)
+    await stores.feeder.sweep(2, NOW + timedelta(seconds=60))
+    [again] = await stores.take(1, generation=2)
+    assert again.possible_duplicate
+
+
+async def test_the_counter_is_what_the_lanes_hold(stores: Night) -> None:
+    """Feeding counts each row once, skipped ones not at all."""
+    await stores.release(5)
+    await stores.transit.redis.hset(stores.keys().open, "payment-orders:1:2", "live/0-1")
+    assert await stores.feeder.step(1) == 4
+    assert (await gauges.gauge(stores.transit, stores.keys())).batch == 4
+    assert await stores.sql("SELECT fed_complete FROM batch_partner") == [(1,)]
