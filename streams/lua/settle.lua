@@ -9,6 +9,7 @@ local p = redis.call('HMGET', KEYS[1], 'generation', 'state', 'opened', 'pending
 if p[1] ~= ARGV[1] then return 'STALE' end
 local base, opened, lost, reply = ARGV[2] .. ':', p[3], false, {}
 local late = p[2] == 'closed' and 'handed' or 'late'
+local gone, queued = {}, {} -- deleted at the end, by lane; delays that are in KEYS[3] already
 local count = {pending = tonumber(p[4] or 0), batch = tonumber(p[5] or 0), live = tonumber(p[6] or 0)}
 local function leave(lane)
   local kind = lane == 'live' and 'live' or 'batch'
@@ -32,6 +33,7 @@ local function withdraw(delivery, attempt)
       if copy then
         redis.call('XDEL', key, id)
         leave(copy[2][12])
+        queued = {}
         local head = redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
         if head then redis.call('ZADD', KEYS[3], head[2][14], seconds) else redis.call('ZREM', KEYS[3], seconds) end
       end
@@ -56,12 +58,14 @@ for i, s in ipairs(items) do
   else
     count.pending = count.pending - 1
     local f = terminal == '' and (redis.call('XRANGE', key, id, id)[1] or {})[2]
-    redis.call('XDEL', key, id)
+    gone[key] = gone[key] or {}
+    table.insert(gone[key], id)
     if f then
       local target = string.match(lane, '^batch:%d+$') and lane .. ':returns' or lane
       local copy = redis.call('XADD', base .. 'delay:' .. s[9], '*', 'd', delivery, 'a', s[6], 'u', s[7], 'p', s[8],
         'e', f[10], 'l', target, 't', string.format('%d', s[10]))
-      redis.call('ZADD', KEYS[3], 'NX', string.format('%d', s[10]), s[9])
+      if not queued[s[9]] then redis.call('ZADD', KEYS[3], 'NX', string.format('%d', s[10]), s[9]) end
+      queued[s[9]] = true
       redis.call('HSET', KEYS[2], delivery, 'delay:' .. s[9] .. '/' .. copy)
     elseif terminal == '' then
       lost = true
@@ -73,6 +77,9 @@ for i, s in ipairs(items) do
   end
   reply[2 * i - 1] = redis.call('XADD', KEYS[5], '*', 'o', ARGV[3 + i], 'd', delivery, 'a', attempt, 't', terminal, 'l', mark)
   reply[2 * i] = acked and 0 or 1
+end
+for key, ids in pairs(gone) do
+  for i = 1, #ids, 1000 do redis.call('XDEL', key, unpack(ids, i, math.min(i + 999, #ids))) end
 end
 redis.call('HSET', KEYS[1], 'pending', count.pending, 'batch', count.batch, 'live', count.live,
   'added', (p[7] or 0) + #items)

@@ -205,6 +205,24 @@ async def test_late_success_withdraws_from_a_delay(line: Line) -> None:
     await line.assert_whole()
 
 
+async def test_delay_emptied_and_filled_in_one_call(line: Line) -> None:
+    """A call that takes the only copy out of a delay and puts another one in leaves the delay known."""
+    await line.feed_batch(3)
+    one, two, three = await line.entries()
+    await line.settle(line.ended(one, State.RETRYING))
+
+    await line.settle(
+        line.ended(two, State.RETRYING),
+        line.ended(one, State.SUCCEEDED),
+        line.ended(two, State.SUCCEEDED),
+        line.ended(three, State.RETRYING),
+    )
+
+    assert str(await line.where(three.delivery)).startswith("delay:60/")
+    assert [delay.depth for delay in (await line.gauge()).delays] == [1]
+    await line.assert_whole()
+
+
 async def test_late_success_withdraws_from_the_dead(line: Line) -> None:
     """A success that comes after the copy was given up is done, and no longer among the dead."""
     entry = await in_hand(line)
