@@ -101,6 +101,17 @@ def _file(path: Path) -> Iterator[_File]:
         file.close()
 
 
+def as_read(cell: Cell) -> str:
+    """The text that a reader of a written table finds in the cell's place."""
+    match cell:
+        case None:
+            return ""
+        case str():
+            return guard_prose(cell)
+        case _:
+            return str(cell)
+
+
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Written:
     """A small table through pandas: text quoted and guarded, numbers bare, None an empty cell, CRLF, BOM."""
     cells = [[guard_prose(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
