@@ -72,17 +72,18 @@ def configuration(settings: Settings) -> Report:
 def database(url: str) -> Report:
     """The record: reachable, new enough, at our schema, and keeping what it commits."""
     try:
-        with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S) as connection:
+        with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S, client_encoding="UTF8") as connection:
             row = connection.execute(statement("server/facts")).fetchone()
-        outdated = _outdated(url)
+        assert row is not None
+        number, version, encoding, replica, fsync, commit = row
+        errors = tuple(_database_errors(number=number, version=version, encoding=encoding, replica=replica))
+        # Not asked of a wrong server: what reads the schema trips over it.
+        errors = errors or _outdated(url)
     except (psycopg.Error, SQLAlchemyError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return Report(
             errors=(f"PostgreSQL does not answer ({said}): start it, or correct MADEIRA_DATABASE_URL",)
         )
-    assert row is not None
-    number, version, encoding, replica, fsync, commit = row
-    errors = *_database_errors(number=number, version=version, encoding=encoding, replica=replica), *outdated
     warnings = tuple(
         f"PostgreSQL: {name} is off, so a power cut can lose what was committed: set {name} = on"
         for name, value in (("fsync", fsync), ("synchronous_commit", commit))

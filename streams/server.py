@@ -59,9 +59,11 @@ async def _fsync(redis: Redis) -> str | None:
     except ResponseError:
         # Hosted servers often forbid CONFIG.
         return None
-    # Keys and values are bytes or text, as the client was told; its types know only one of them.
+    # Text or bytes, depending on client and protocol; its types know only one of them.
     values = [*answer.values()] if isinstance(answer, dict) else []
-    return values[0].decode() if values and isinstance(values[0], bytes) else None
+    if not values:
+        return None
+    return values[0].decode() if isinstance(values[0], bytes) else str(values[0])
 
 
 def _version(text: str) -> tuple[int, int, int]:

@@ -1,0 +1,504 @@
+"""The environment and jobs.toml: what is read, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import time, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from madeira.configuration import Configuration, parse
+from madeira.mistakes import lines_of
+from madeira.settings import ENVIRONMENT, Settings, load
+from madeira.tables import JobTable, PartnerTable, SourceTable
+from madeira.values import duration, shown_duration
+from scheduler.calendar import Calendar
+from sinks.partner import Partner, SignatureScheme
+from streams.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+[[jobs]]
+id = "payment-orders"
+start = "01:15"
+timezone = "Europe/Prague"
+source = { dsn_env = "ACCOUNTING_DSN", query_file = "q.sql" }
+event_id = ["order_id", "business_date"]
+partner = "bank_to"
+
+[partners.AB]
+endpoint = "https://ab.example/payments"
+qps = 50
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one query in it."""
+    (tmp_path / "q.sql").write_text("SELECT order_id, bank_to FROM payment_orders")
+    return tmp_path
+
+
+def read(text: str, folder: Path, environ: Mapping[str, str] | None = None) -> Configuration:
+    """The configuration of a text that has no mistake."""
+    return parse(text, path="jobs.toml", folder=folder, environ=environ or {})
+
+
+def mistakes(text: str, folder: Path, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What is said of a text that has mistakes."""
+    with pytest.raises(ConfigurationError) as raised:
+        read(text, folder, environ)
+    return raised.value.mistakes
+
+
+def test_a_smallest_file_is_enough(folder: Path) -> None:
+    """Six keys of a job and two of a partner; everything else has a default."""
+    configuration = read(SMALL, folder, {"ACCOUNTING_DSN": "postgresql://source"})
+    (scheduled,) = configuration.jobs
+    job, schedule = scheduled.job, scheduled.schedule
+    assert (job.id, job.dsn, job.dsn_env) == ("payment-orders", "postgresql://source", "ACCOUNTING_DSN")
+    assert (job.partner, job.partner_is_column, job.partners) == ("bank_to", True, frozenset({"AB"}))
+    assert (job.event_id, job.event_type) == (("order_id", "business_date"), "payment-orders")
+    assert job.query.startswith("SELECT order_id")
+    assert (schedule.start, schedule.timezone.key, schedule.calendar) == (
+        time(1, 15),
+        "Europe/Prague",
+        Calendar.ALL,
+    )
+    assert configuration.partners["AB"] == Partner(name="AB", endpoint="https://ab.example/payments", qps=50)
+    assert configuration.unset_secrets == ()
+
+
+def test_every_key_of_a_partner_arrives(folder: Path) -> None:
+    """Durations in their units, keys and headers from the environment, the rest as written."""
+    text = (
+        SMALL
+        + """
+tenant = "north"
+signing_key_env = ["AB_NEW", "AB_OLD"]
+signature = "standard-webhooks"
+success = "ok"
+retry_codes = ["TRY_LATER"]
+already_accepted = ["DUPLICATE"]
+timeout = 5
+guard = "20ms"
+lateness = "10ms"
+levels = ["3s", 6, "1m"]
+max_attempts = 4
+max_age = "2d"
+unknown_retries = 0
+max_in_flight = 7
+batch_floor_percent = 30
+idempotent = true
+allow_private = true
+headers = { "X-Client" = "madeira", Authorization = { env = "AB_TOKEN" } }
+"""
+    )
+    environ = {"ACCOUNTING_DSN": "x", "AB_NEW": "new", "AB_OLD": "old", "AB_TOKEN": "Bearer t"}
+    assert read(text, folder, environ).partners["AB"] == Partner(
+        name="AB",
+        endpoint="https://ab.example/payments",
+        qps=50,
+        tenant="north",
+        signing_keys=(b"new", b"old"),
+        signature=SignatureScheme.STANDARD_WEBHOOKS,
+        success="ok",
+        retry_codes=frozenset({"TRY_LATER"}),
+        already_accepted=frozenset({"DUPLICATE"}),
+        timeout=timedelta(seconds=5),
+        guard=timedelta(milliseconds=20),
+        lateness=timedelta(milliseconds=10),
+        levels=(timedelta(seconds=3), timedelta(seconds=6), timedelta(minutes=1)),
+        max_attempts=4,
+        max_age=timedelta(days=2),
+        unknown_retries=0,
+        max_in_flight=7,
+        batch_floor_percent=30,
+        allow_private=True,
+        headers=(("X-Client", "madeira"), ("Authorization", "Bearer t")),
+    )
+
+
+def test_a_fixed_partner_and_a_column_are_told_apart(folder: Path) -> None:
+    """A configured name is a partner, anything that could be a column is one; the same for currencies."""
+    money = 'amount = "amount"\ncurrency = "{}"\n[partners.AB]'
+    fixed = SMALL.replace('"bank_to"', '"AB"').replace("[partners.AB]", money.format("CZK"))
+    column = SMALL.replace("[partners.AB]", money.format("currency_code"))
+    first, second = read(fixed, folder).jobs[0].job, read(column, folder).jobs[0].job
+    assert (first.partner_is_column, first.currency_is_column) == (False, False)
+    assert (second.partner_is_column, second.currency_is_column) == (True, True)
+
+
+def test_secrets_that_are_not_set_are_warnings_and_name_who_needs_them(folder: Path) -> None:
+    """The partner must not be sent to; the file is right nevertheless."""
+    text = SMALL + 'signing_key_env = "AB_KEY"\n[partners.CD]\nendpoint = "https://cd.example"\nqps = 1\n'
+    configuration = read(text, folder, {"AB_KEY": ""})
+    assert configuration.unready_partners == {"AB"}
+    assert len(configuration.unset_secrets) == 2
+    assert any(
+        "AB_KEY is not set (for partners.AB.signing_key_env)" in line for line in configuration.unset_secrets
+    )
+    assert any("ACCOUNTING_DSN is not set" in line for line in configuration.unset_secrets)
+
+
+def test_no_secret_is_ever_shown(folder: Path) -> None:
+    """Neither in what settings look like, nor in what is said of mistakes, wherever a secret was put by mistake."""
+    text = SMALL + 'signing_key_env = "AB_KEY"\nheaders = { Authorization = { env = "AB_TOKEN" } }\n'
+    environ = {"ACCOUNTING_DSN": "postgresql://hunter2", "AB_KEY": "hunter2", "AB_TOKEN": "hunter2"}
+    assert "hunter2" not in repr(read(text, folder, environ))
+    bad = SMALL.replace("https://ab.example", "https://u:hunter2@ab.example").replace(
+        "ACCOUNTING_DSN", "postgresql://u:hunter2@h/d"
+    )
+    bad += 'signing_key = "hunter2"\nsigning_key_env = "hunter2!"\nheaders = { Authorization = "hunter2" }\n'
+    said = mistakes(bad, folder)
+    assert len(said) == 5
+    assert "hunter2" not in "".join(said)
+    environ = {"AB_KEY": "whsec_hunter2!", "AB_TOKEN": "hunter2\n"}
+    said = mistakes(text, folder, environ)
+    assert len(said) == 2
+    assert "hunter2" not in "".join(said)
+    urls = {"MADEIRA_DATABASE_URL": "mysql://u:hunter2@h/d", "MADEIRA_REDIS_URL": "http://:hunter2@h:x"}
+    with pytest.raises(ConfigurationError) as raised:
+        load(urls | {"MADEIRA_CONFIG": str(ROOT / "jobs.toml")})
+    assert len(raised.value.mistakes) == 2
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("qps = 50", "qps = 0", "jobs.toml:12: partners.AB.qps must be above 0, is 0"),
+        ("qps = 50", "qps = -1", "must be above 0, is -1"),
+        ("qps = 50", "qps = 0.5", "must be a whole number, is 0.5: write qps = 50"),
+        ("qps = 50", 'qps = "50"', 'must be a whole number, is "50": write qps = 50'),
+        ("qps = 50", "qps = true", "must be a whole number, is true"),
+        ("qps = 50", "qsp = 50", "partners.AB.qsp is no key here: did you mean qps?"),
+        ("qps = 50", "", "partners.AB.qps is missing: write qps = 50"),
+        ("qps = 50", "qps = 50\nsigning_key = 'x'", "name an environment variable with signing_key_env"),
+        ("qps = 50", "qps = 50\nsecret = 'x'", "name an environment variable with signing_key_env"),
+        ("qps = 50", "qps = 50\nidempotent = false", "partners.AB.idempotent = false comes later"),
+        ("qps = 50", "qps = 50\nlevels = ['2m', '1m']", "must rise from each to the next"),
+        ("qps = 50", "qps = 50\nlevels = ['1m', '1m']", "must rise from each to the next"),
+        ("qps = 50", "qps = 50\nlevels = ['0s']", "must be whole seconds above 0, has 0ms"),
+        ("qps = 50", "qps = 50\nlevels = ['1500ms']", "must be whole seconds above 0, has 1500ms"),
+        ("qps = 50", "qps = 50\nlevels = []", "must be a list of waits"),
+        ("qps = 50", "qps = 50\ntimeout = '20'", 'must be a duration like "20s"'),
+        ("qps = 50", "qps = 50\ntimeout = '1h'", 'must be "100ms" to "10m", is 1h'),
+        ("qps = 50", "qps = 50\nguard = 15", 'must be "1ms" to "500ms", is 15s'),
+        ("qps = 50", "qps = 50\nguard = '8ms'", "partners.AB.lateness must be below guard (8ms), is 8ms"),
+        ("qps = 50", "qps = 50\nmax_attempts = 0", "max_attempts must be above 0, is 0"),
+        ("qps = 50", "qps = 50\nbatch_floor_percent = 101", "must be at most 100, is 101"),
+        ("qps = 50", "qps = 50\nsuccess = 'a['", "must be a JMESPath expression"),
+        ("qps = 50", "qps = 50\nsuccess = ''", "must be a JMESPath expression"),
+        ("qps = 50", "qps = 50\nsignature = 'hmac'", "must be 'madeira' or 'standard-webhooks'"),
+        ("qps = 50", "qps = 50\nretry_codes = [1]", "must be text in quotes, is 1"),
+        ("qps = 50", "qps = 50\nheaders = { 'Madeira-Signature' = 'x' }", "which Madeira sets itself"),
+        ("qps = 50", 'qps = 50\nheaders = { X = "a\\r\\nb" }', "must be printable ASCII"),
+        ("qps = 50", 'qps = 50\nheaders = { "X Y" = "a" }', "no name for a header"),
+        ("[partners.AB]", '[partners."A B"]', "must have a name of 1 to 64 letters"),
+        ("https://ab.example/payments", "ftp://ab.example", "must begin with https:// or http://"),
+        ("https://ab.example/payments", "https:///payments", "must begin with https:// or http://"),
+        ("https://ab.example/payments", "https://ab.example:99999/", "valid host and port"),
+        ("https://ab.example/payments", "https://u:p@ab.example/", "must not contain credentials"),
+        ("https://ab.example/payments", "https://ab.example/a b", "percent-encode"),
+        ("https://ab.example/payments", "http://127.0.0.1/", "loopback address (127.0.0.1): write allow_private"),
+        ("https://ab.example/payments", "http://localhost/", "loopback address (localhost): write allow_private"),
+        ("https://ab.example/payments", "http://169.254.169.254/", "use another, this one is never sent to"),
+        ('"01:15"', '"1:15"', 'must be a local time from "00:00" to "23:59"'),
+        ('"01:15"', '"24:00"', 'must be a local time from "00:00" to "23:59"'),
+        ('"01:15"', "01:15:00", 'must be a local time from "00:00" to "23:59" in quotes'),
+        ('"01:15"', '"01:15"\ncalendar = "1-5"', "must not be weekday numbers"),
+        ('"01:15"', '"01:15"\ncalendar = [1, 2]', "must not be weekday numbers"),
+        ('"01:15"', '"01:15"\ncalendar = 0', "must not be weekday numbers"),
+        ('"01:15"', '"01:15"\ncalendar = "weekday"', "must be 'all' or 'weekdays', is \"weekday\""),
+        ('"01:15"', '"01:15"\nweekdays = [0]', 'is no key here: write calendar = "weekdays"'),
+        ('"Europe/Prague"', '"Europe/Praha"', 'did you mean "Europe/Prague"?'),
+        ('"Europe/Prague"', '"../../etc/passwd"', "must be a zone"),
+        ('"q.sql"', '"qq.sql"', "did you mean q.sql?"),
+        ('"q.sql"', '"other/x.sql"', "names a file that is not there"),
+        ('"q.sql"', '"."', "cannot be read"),
+        ('"ACCOUNTING_DSN"', '"accounting"', "must be the name of an environment variable in capitals"),
+        ('"payment-orders"', '"payment orders"', "must be 1 to 64 letters, digits, _ or -"),
+        ('["order_id", "business_date"]', "[]", "must be a column or a list of columns"),
+        ('["order_id", "business_date"]', '["a", "a"]', "names a column twice"),
+        ('["order_id", "business_date"]', '["business_date"]', "must have a column besides business_date"),
+        ('"bank_to"', '"bank-to"', "must be a configured partner or a column, is 'bank-to': there are AB"),
+        ('"bank_to"', '"ab"', "did you mean the partner AB?"),
+        ('"bank_to"', '"bank_to"\namount = "a"', "jobs.payment-orders.amount needs currency beside it"),
+        ('"bank_to"', '"bank_to"\ncurrency = "CZK"', "needs amount beside it"),
+        ('"bank_to"', '"bank_to"\namount = "a"\ncurrency = "CZQ"', "must be an ISO 4217 code"),
+        ('"bank_to"', '"bank_to"\namount = "a"\ncurrency = "czk"', 'is "czk": write "CZK"'),
+        ('"bank_to"', '"bank_to"\namount = "a"\ncurrency = "XAU"', "must be an ISO 4217 code"),
+        ("[[jobs]]", "[jobs]", "jobs must be an array of tables: write [[jobs]] with two brackets"),
+        ("[[jobs]]", "[[job]]", "job is no key here: did you mean jobs?"),
+        ("[[jobs]]", "[sources.x]\nkey = 1\n[[jobs]]", "sources is not in this version yet"),
+        ("[[jobs]]", "[[routes]]\nkey = 1\n[[jobs]]", "routes is not in this version yet"),
+        ("[[jobs]]", "a = = 1\n[[jobs]]", "jobs.toml:2: is not TOML"),
+        ("qps = 50", "qps = 50\nqps = 51", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_told_with_its_place_and_fix(folder: Path, old: str, new: str, said: str) -> None:
+    """One changed place, one sentence about it."""
+    assert old in SMALL
+    found = [line for line in mistakes(SMALL.replace(old, new), folder) if said in line]
+    assert len(found) == 1
+    assert found[0].startswith("jobs.toml:")
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(folder: Path) -> None:
+    """One hides no other, in another table or in the same."""
+    text = (
+        SMALL.replace('"01:15"', '"25:15"')
+        .replace('"q.sql"', '"missing.sql"')
+        .replace("Europe/Prague", "Europe/Nowhere")
+        .replace("qps = 50", "qps = 0\nqsp = 1")
+    )
+    said = mistakes(text, folder)
+    assert [line.split(" ", 1)[0] for line in said] == [
+        "jobs.toml:4:", "jobs.toml:5:", "jobs.toml:6:", "jobs.toml:12:", "jobs.toml:13:",
+    ]  # fmt: skip
+
+
+def test_two_jobs_of_one_id_are_told(folder: Path) -> None:
+    """The second is named by its place."""
+    job = SMALL[: SMALL.index("[partners")]
+    assert "jobs[2].id is taken" in "".join(mistakes(job + SMALL, folder))
+
+
+def test_a_second_job_with_a_mistake_is_found_where_it_stands(folder: Path) -> None:
+    """Lines are those of the second table, also for the keys of `[jobs.source]`."""
+    second = """
+[[jobs]]
+id = "second"
+start = "26:00"
+timezone = "UTC"
+event_id = "id"
+partner = "AB"
+[jobs.source]
+dsn_env = "X_DSN"
+query_file = "nowhere.sql"
+"""
+    said = mistakes(SMALL + second, folder)
+    lines = (SMALL + second).splitlines()
+    assert [lines[int(line.split(":")[1]) - 1] for line in said] == [
+        'start = "26:00"',
+        'query_file = "nowhere.sql"',
+    ]
+    assert all("jobs.second." in line for line in said)
+
+
+def test_lines_are_not_looked_for_inside_long_strings() -> None:
+    """Text that only looks like a key or table is no place."""
+    text = 'a = """\n[x]\nb = 1\n"""\nc = 2\n[t]\nd.e = 3\n'
+    assert lines_of(text) == {("a",): 1, ("c",): 5, ("t",): 6, ("t", "d", "e"): 7}
+
+
+@given(st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms)))
+def test_a_duration_is_read_as_it_is_shown(value: timedelta) -> None:
+    """What a message shows could be written into the file."""
+    assert duration(shown_duration(value)) == value
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_either_read_or_has_mistakes(text: str) -> None:
+    """No other exception, whatever somebody wrote."""
+    try:
+        read(text, ROOT)
+    except ConfigurationError as error:
+        said = error.mistakes
+    else:
+        said = ("nothing",)
+    assert said
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def _toml(value: object) -> str:
+    match value:
+        case None:
+            return "1979-05-27"
+        case bool():
+            return str(value).lower()
+        case str():
+            return '"' + "".join(f"\\U{ord(c):08x}" for c in value if not 0xD800 <= ord(c) <= 0xDFFF) + '"'
+        case list():
+            return f"[{', '.join(_toml(each) for each in value)}]"
+        case dict():
+            named = {_toml(str(key)): _toml(each) for key, each in value.items()}
+            return f"{{ {', '.join(f'{key} = {each}' for key, each in named.items())} }}"
+        case _:
+            return str(value)
+
+
+@given(table=st.sampled_from(["[[jobs]]", "[partners.AB]"]), data=st.data(), value=_VALUES)
+def test_any_value_of_any_key_is_either_read_or_told(
+    table: str, data: st.DataObject, value: dict[str, object]
+) -> None:
+    """Whatever type a value has, it never raises anything else."""
+    model: type[BaseModel] = JobTable if table == "[[jobs]]" else PartnerTable
+    key = data.draw(st.sampled_from(sorted(model.model_fields)))
+    with pytest.raises(ConfigurationError):
+        # The required keys are missing, so there is always something to say.
+        read(f"{table}\n{key} = {_toml(value)}\n", ROOT)
+
+
+# -- the file and the environment -------------------------------------------------------------------------
+
+
+def test_the_shipped_file_is_right() -> None:
+    """Thirteen banks, one job, nothing set in the environment."""
+    settings = load({"MADEIRA_CONFIG": str(ROOT / "jobs.toml")})
+    assert sorted(settings.partners) == [
+        "AB", "CD", "EF", "GH", "IJ", "KL", "MN", "OP", "QR", "ST", "UV", "WX", "YZ",
+    ]  # fmt: skip
+    assert len({partner.qps for partner in settings.partners.values()}) > 5
+    scheduled = settings.job("payment-orders")
+    assert ":business_date" in scheduled.job.query
+    assert scheduled.schedule.calendar is Calendar.WEEKDAYS
+    assert (settings.database_url, settings.redis_url, settings.key_prefix) == (None, None, "madeira")
+
+
+def test_the_environment_is_read(folder: Path) -> None:
+    """URLs, places and names as given; URLs never show."""
+    (folder / "jobs.toml").write_text(SMALL)
+    settings = load(
+        {
+            "MADEIRA_DATABASE_URL": "postgresql://u:hunter2@h/d",
+            "MADEIRA_REDIS_URL": "redis://:hunter2@h:6379/0",
+            "MADEIRA_CONFIG": str(folder / "jobs.toml"),
+            "MADEIRA_VAR": str(folder / "data"),
+            "MADEIRA_KEY_PREFIX": "other",
+            "MADEIRA_LOG": "DEBUG",
+            "MADEIRA_DATABASE_URI": "a slip",
+        }
+    )
+    assert settings.database_url == "postgresql://u:hunter2@h/d"
+    assert (settings.var, settings.key_prefix, settings.log_level) == (folder / "data", "other", "debug")
+    assert "hunter2" not in repr(settings)
+    assert any("did you mean MADEIRA_DATABASE_UR" in line for line in settings.warnings)
+
+
+def test_mistakes_of_environment_and_file_come_together(folder: Path) -> None:
+    """Whoever mends one sees the other at the same time."""
+    (folder / "jobs.toml").write_text(SMALL.replace("qps = 50", "qps = 0"))
+    with pytest.raises(ConfigurationError) as raised:
+        load(
+            {"MADEIRA_CONFIG": str(folder / "jobs.toml"), "MADEIRA_LOG": "loud", "MADEIRA_KEY_PREFIX": "a b"}
+        )
+    assert [line.split(" ")[1] for line in raised.value.mistakes] == [
+        "MADEIRA_KEY_PREFIX",
+        "MADEIRA_LOG",
+        "partners.AB.qps",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "the file is not there"),
+        (b"\xff\xfe", "byte 0 is not UTF-8"),
+        ("directory", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | str | None, said: str) -> None:
+    """With its name and what to do."""
+    config = tmp_path / "jobs.toml"
+    if isinstance(content, bytes):
+        config.write_bytes(content)
+    elif content is not None:
+        config.mkdir()
+    with pytest.raises(ConfigurationError, match=said):
+        load({"MADEIRA_CONFIG": str(config)})
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake(folder: Path) -> None:
+    """As some editors write them."""
+    config = folder / "jobs.toml"
+    config.write_bytes(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode())
+    assert "AB" in load({"MADEIRA_CONFIG": str(config)}).partners
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(folder: Path) -> None:
+    """For commands that take a job or a partner."""
+    (folder / "jobs.toml").write_text(SMALL)
+    settings: Settings = load({"MADEIRA_CONFIG": str(folder / "jobs.toml")})
+    assert settings.partner("AB").name == "AB"
+    with pytest.raises(ConfigurationError, match="did you mean payment-orders"):
+        settings.job("payment-order")
+    with pytest.raises(ConfigurationError, match="there are AB"):
+        settings.partner("QQ")
+
+
+# -- the reference ---------------------------------------------------------------------------------------------
+
+
+def rows(model: type[BaseModel]) -> Iterator[str]:
+    """The lines of docs/jobs-toml.md about one table, one a key."""
+    for name, field in model.model_fields.items():
+        default: object = field.get_default(call_default_factory=True)
+        match default:
+            case _ if default is PydanticUndefined:
+                shown = "**required**"
+            case None | () | []:
+                shown = ""
+            case bool():
+                shown = f"`{str(default).lower()}`"
+            case timedelta():
+                shown = f'`"{shown_duration(default)}"`'
+            case tuple():
+                shown = "`[" + ", ".join(f'"{shown_duration(each)}"' for each in default) + "]`"
+            case str():
+                shown = f'`"{default}"`'
+            case _:
+                shown = f"`{default}`"
+        (example,) = field.examples or [""]
+        in_code = f"`` {example} ``" if "`" in example else f"`{example}`"
+        yield f"| `{name}` | {shown} | {field.description} | {in_code} |"
+
+
+@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable])
+def test_the_reference_has_every_key_as_it_is(model: type[BaseModel]) -> None:
+    """Name, default, meaning and example, word for word."""
+    documented = (ROOT / "docs" / "jobs-toml.md").read_text().splitlines()
+    assert [row for row in rows(model) if row not in documented] == []
+
+
+def test_the_reference_has_every_variable() -> None:
+    """What the environment can say is told in the same place."""
+    documented = (ROOT / "docs" / "jobs-toml.md").read_text().splitlines()
+    lines = [f"| `{name}` | {meaning} |" for name, meaning in ENVIRONMENT.items()]
+    assert [line for line in lines if line not in documented] == []
+
+
+@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable])
+def test_every_example_of_the_reference_is_right(model: type[BaseModel]) -> None:
+    """Whoever copies one makes no mistake."""
+    partner = '[partners.AB]\nendpoint = "https://ab.example/payments"\nqps = 50\n'
+    job = SMALL[: SMALL.index("[partners")].replace("q.sql", "queries/payment_orders.sql")
+    for name, field in model.model_fields.items():
+        (example,) = field.examples or [""]
+        line = f"{name} = {example}\n"
+        match model.__name__:
+            case "PartnerTable":
+                kept = [each for each in partner.splitlines() if not each.startswith(f"{name} =")]
+                text = job + "\n".join([*kept, line])
+            case "JobTable":
+                pair = {"amount": 'currency = "CZK"\n', "currency": 'amount = "amount"\n'}.get(name, "")
+                kept = [each for each in job.splitlines() if not each.startswith(f"{name} =")]
+                text = "\n".join([*kept, line + pair + partner])
+            case _:
+                source = {"dsn_env": '"X"', "query_file": '"queries/payment_orders.sql"'} | {name: example}
+                inline = ", ".join(f"{key} = {value}" for key, value in source.items())
+                kept = [each for each in job.splitlines() if not each.startswith("source =")]
+                text = "\n".join([*kept, f"source = {{ {inline} }}", partner])
+        assert read(text, ROOT).partners
