@@ -59,6 +59,8 @@ def check(settings: Settings, *, database_url: str | None, redis_url: str | None
 def configuration(settings: Settings) -> Report:
     """What the file says, looked at without any server."""
     warnings = list(settings.warnings)
+    if not settings.jobs:
+        warnings.append(f"{settings.config} has no job, so nothing is ever due: write one under [[jobs]]")
     for scheduled in settings.jobs:
         warnings += _unnamed_columns(scheduled.job)
     for partner in settings.partners.values():

@@ -21,6 +21,7 @@ class _Table(BaseModel):
 
 Name = Annotated[str, AfterValidator(values.checked_name)]
 VariableName = Annotated[str, AfterValidator(values.variable)]
+EventType = Annotated[str, AfterValidator(values.event_type)]
 Column = Annotated[str, AfterValidator(values.column)]
 
 
@@ -75,7 +76,7 @@ class JobTable(_Table):
         description="ISO 4217 code, or the column that holds one; needs `amount`.",
         examples=['"CZK"'],
     )
-    event_type: Name | None = Field(
+    event_type: EventType | None = Field(
         default=None,
         description="Type that the partner's events carry; the job's id if absent.",
         examples=['"payment"'],

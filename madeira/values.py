@@ -20,7 +20,7 @@ from jmespath.exceptions import JMESPathError
 from pydantic import ValidationInfo
 
 from sinks.signature import key_bytes
-from streams.envelope import NAME
+from streams.envelope import EVENT_ID, NAME
 from streams.money import EXPONENTS
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
@@ -72,6 +72,13 @@ def checked_name(value: str) -> str:
     """A name of a job, partner or tenant; raises ValueError with the rule."""
     if not NAME.fullmatch(value):
         raise ValueError(f"must be 1 to 64 letters, digits, _ or -, is {value[:80]!r}")
+    return value
+
+
+def event_type(value: str) -> str:
+    """The type of an event: a name that may have dots and colons in it."""
+    if not EVENT_ID.fullmatch(value):
+        raise ValueError(f"must be 1 to 128 letters, digits, ., _, : or -, is {value[:80]!r}")
     return value
 
 

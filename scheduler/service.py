@@ -139,7 +139,7 @@ class Service:
         for scheduled in scheduler.jobs:
             self._apscheduler.add_job(
                 self._look,
-                _Wake(scheduled),
+                Wake(scheduled),
                 args=[scheduled.job.id],
                 id=scheduled.job.id,
                 coalesce=True,
@@ -181,7 +181,7 @@ class Service:
                 self._looked[job_id] = datetime.now(UTC)
 
 
-class _Wake(BaseTrigger):  # type: ignore[misc] # APScheduler ships no types
+class Wake(BaseTrigger):  # type: ignore[misc] # APScheduler ships no types
     """The job's next fire time by our calendar, or a beat from now, whichever is first; at once at first."""
 
     def __init__(self, scheduled: ScheduledJob) -> None:

@@ -75,6 +75,11 @@ def test_columns_that_the_query_does_not_name_are_warnings(shipped: Settings) ->
     assert said(replace(job, partner="bank", query="SELECT * FROM t")) == []
 
 
+def test_a_file_without_a_job_is_a_warning(shipped: Settings) -> None:
+    """It is legal, and hardly meant."""
+    assert "has no job" in configuration(replace(shipped, jobs=())).warnings[0]
+
+
 def test_http_to_the_world_is_a_warning(shipped: Settings) -> None:
     """Inside one's own network it is one's own affair."""
     partner = replace(shipped.partners["AB"], endpoint="http://ab.example/", allow_private=False)

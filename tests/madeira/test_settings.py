@@ -127,9 +127,11 @@ headers = { "X-Client" = "madeira", Authorization = { env = "AB_TOKEN" } }
 def test_a_fixed_partner_and_a_column_are_told_apart(folder: Path) -> None:
     """A configured name is a partner, anything that could be a column is one; the same for currencies."""
     money = 'amount = "amount"\ncurrency = "{}"\n[partners.AB]'
+    money = 'event_type = "payment.created"\n' + money
     fixed = SMALL.replace('"bank_to"', '"AB"').replace("[partners.AB]", money.format("CZK"))
     column = SMALL.replace("[partners.AB]", money.format("currency_code"))
     first, second = read(fixed, folder).jobs[0].job, read(column, folder).jobs[0].job
+    assert first.event_type == "payment.created"
     assert (first.partner_is_column, first.currency_is_column) == (False, False)
     assert (second.partner_is_column, second.currency_is_column) == (True, True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from threading import Event
 from zoneinfo import ZoneInfo
@@ -13,7 +14,7 @@ from pipelines.job import Job
 from scheduler.calendar import Calendar
 from scheduler.fire import End, Fired, Ran, Run, RunState, Taken, claim
 from scheduler.jobs import Schedule, ScheduledJob
-from scheduler.service import Scheduler, Service
+from scheduler.service import BEAT, Scheduler, Service, Wake
 from streams.errors import ConfigurationError
 
 MONDAY = date(2026, 3, 9)
@@ -197,6 +198,19 @@ def test_the_service_looks_at_once_and_waits_for_its_run_to_end(night: Night) ->
     service.stop()
     assert ended == [MONDAY]
     assert service.stuck(datetime.now(UTC) + timedelta(hours=1)) == (JOB.job.id,)
+
+
+def test_the_service_wakes_at_each_fire_time_and_each_minute_between() -> None:
+    """Over the night on which half past two does not exist, too; each wake lies after the one before."""
+    spring = replace(JOB, schedule=replace(JOB.schedule, start=time(2, 30), calendar=Calendar.ALL))
+    wake = Wake(spring)
+    moment = datetime(2026, 3, 29, 0, 58, 30, tzinfo=UTC)
+    assert wake.get_next_fire_time(None, moment) == moment
+    wakes = [moment]
+    for _ in range(4):
+        wakes.append(wake.get_next_fire_time(wakes[-1], wakes[-1]))
+    fires = datetime(2026, 3, 29, 1, 0, tzinfo=UTC)
+    assert wakes[1:] == [moment + BEAT, fires, fires + BEAT, fires + 2 * BEAT]
 
 
 def test_a_record_that_is_away_is_looked_for_again(night: Night) -> None:
