@@ -13,7 +13,7 @@ from datetime import time, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -37,6 +37,8 @@ _OUR_HEADERS = frozenset(
         "user-agent", "webhook-id", "webhook-signature", "webhook-timestamp", "x-trace-id",
     }
 )  # fmt: skip
+_MACHINES_OWN = frozenset({"localtime", "posixrules"})
+"""Files beside the zones that mean another zone on each machine."""
 _UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -119,11 +121,7 @@ def query(value: object, info: ValidationInfo) -> Query:
     except FileNotFoundError:
         there = sorted(file.name for file in path.parent.glob("*.sql")) if path.parent.is_dir() else []
         near = get_close_matches(path.name, there, n=1)
-        hint = (
-            f"did you mean {Path(value).parent / near[0]}?"
-            if near
-            else f"create it beside {folder / 'jobs.toml'}"
-        )
+        hint = f"did you mean {Path(value).parent / near[0]}?" if near else f"create {path}"
         raise ValueError(f'names a file that is not there, "{value}": {hint}') from None
     except UnicodeDecodeError:
         raise ValueError(f'names a file that is not UTF-8, "{value}": save it as UTF-8') from None
@@ -146,11 +144,13 @@ def start(value: object) -> time:
 
 def timezone(value: object) -> ZoneInfo:
     """A zone of the tz database."""
-    names = available_timezones()
-    if not isinstance(value, str) or value not in names:
-        near = get_close_matches(str(value), names, n=1, cutoff=0.5)
-        raise ValueError(f'must be a zone like "Europe/Prague", is {str(value)[:80]!r}: {_meant(near)}')
-    return ZoneInfo(value)
+    if isinstance(value, str) and value not in _MACHINES_OWN:
+        try:
+            return ZoneInfo(value)
+        except (ValueError, OSError, ZoneInfoNotFoundError):
+            pass
+    near = get_close_matches(str(value), available_timezones(), n=1, cutoff=0.5)
+    raise ValueError(f'must be a zone like "Europe/Prague", is {str(value)[:80]!r}: {_meant(near)}')
 
 
 def _meant(near: list[str]) -> str:
