@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -21,6 +22,7 @@ from scheduler.calendar import Calendar
 from sinks.partner import Partner, SignatureScheme
 from streams.errors import ConfigurationError
 
+NO_DEADLINE = hypothesis_settings(deadline=None)  # a busy machine is no fault
 ROOT = Path(__file__).parents[2]
 SMALL = """
 [[jobs]]
@@ -304,12 +306,14 @@ def test_lines_are_not_looked_for_inside_long_strings() -> None:
     assert lines_of(text) == {("a",): 1, ("c",): 5, ("t",): 6, ("t", "d", "e"): 7}
 
 
+@NO_DEADLINE
 @given(st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms)))
 def test_a_duration_is_read_as_it_is_shown(value: timedelta) -> None:
     """What a message shows could be written into the file."""
     assert duration(shown_duration(value)) == value
 
 
+@NO_DEADLINE
 @given(st.text(max_size=300))
 def test_any_text_is_either_read_or_has_mistakes(text: str) -> None:
     """No other exception, whatever somebody wrote."""
@@ -346,6 +350,7 @@ def _toml(value: object) -> str:
             return str(value)
 
 
+@NO_DEADLINE
 @given(table=st.sampled_from(["[[jobs]]", "[partners.AB]"]), data=st.data(), value=_VALUES)
 def test_any_value_of_any_key_is_either_read_or_told(
     table: str, data: st.DataObject, value: dict[str, object]
