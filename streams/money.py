@@ -28,7 +28,7 @@ class MoneyError(ValueError):
 
 
 def exponent(currency: str) -> int:
-    """Decimals of an ISO 4217 code: 2 for CZK, 0 for JPY, 3 for BHD. Raises `MoneyError` for any other text."""
+    """Decimals of an ISO 4217 code: 2 for CZK, 0 for JPY, 3 for BHD. Raises `MoneyError` for other text."""
     try:
         return EXPONENTS[currency]
     except KeyError:
@@ -37,22 +37,28 @@ def exponent(currency: str) -> int:
 
 def to_minor(amount: Decimal, currency: str) -> int:
     """`Decimal("2452.00")` CZK → 245200. Raises `MoneyError` if not exact, not finite or beyond a bigint."""
-    decimals = exponent(currency)
-    if not amount.is_finite():
-        raise MoneyError(f"{amount} is not an amount")
-    if amount.adjusted() > 20:
-        # Before scaling: 1E+999999 would be written out in full.
+    minor = total_to_minor(amount, currency)
+    if not SMALLEST_MINOR <= minor <= LARGEST_MINOR:
         raise MoneyError(f"{amount} {currency} is beyond what can be stored")
+    return minor
+
+
+def total_to_minor(total: Decimal, currency: str) -> int:
+    """Like `to_minor` for a sum over many rows, which may be larger than a bigint. Raises `MoneyError`."""
+    decimals = exponent(currency)
+    if not total.is_finite():
+        raise MoneyError(f"{total} is not an amount")
+    if total.adjusted() > 40:
+        # Before scaling: 1E+999999 would be written out in full.
+        raise MoneyError(f"{total} {currency} is beyond what can be stored")
     try:
-        scaled = _EXACT.scaleb(amount, decimals)
+        scaled = _EXACT.scaleb(total, decimals)
         minor = int(scaled)
         exact = minor == scaled
     except Inexact:
         exact, minor = False, 0
     if not exact:
-        raise MoneyError(f"{amount} has more than the {decimals} decimals of {currency}")
-    if not SMALLEST_MINOR <= minor <= LARGEST_MINOR:
-        raise MoneyError(f"{amount} {currency} is beyond what can be stored")
+        raise MoneyError(f"{total} has more than the {decimals} decimals of {currency}")
     return minor
 
 
