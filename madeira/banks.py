@@ -27,7 +27,7 @@ from decimal import Decimal
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from zlib import crc32
 
 import msgspec
@@ -261,8 +261,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in deed, not in name
         self._banks.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -383,7 +382,7 @@ class _Connection(asyncio.Protocol):
             case "long_length":  # sends more than it says
                 self._write(ok + b'Content-Length: 17\r\n\r\n{"success": true}HTTP/1.1 400 Bad\r\n\r\n')
             case "html":
-                self._write(ok + b"Content-Type: text/html\r\nContent-Length: 13\r\n\r\n<h1>Hello</h1>")
+                self._write(ok + b"Content-Type: text/html\r\nContent-Length: 14\r\n\r\n<h1>Hello</h1>")
             case "redirect":
                 self._write(b"HTTP/1.1 307 Go\r\nLocation: /banks/ELSEWHERE/payments\r\n")
                 self._write(b"Content-Length: 0\r\n\r\n")

@@ -30,7 +30,7 @@ _NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # 
 _COMPATIBLE: Final = IPv6Network("::/96")
 
 
-class AddressRefused(OSError):  # noqa: N818 - named like the tree in streams/errors.py
+class AddressRefused(OSError):
     """The guard made no socket to this address. Travels through the HTTP client, never out of `sinks`."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from re import compile as pattern
+from select import POLLIN
 from ssl import SSLContext, SSLError
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -58,6 +60,8 @@ KEEPALIVE_S: Final = 3.0
 _HEADER_LINES: Final = 100
 _INTERIM_ANSWERS: Final = 16
 _ROUTES: Final = 1024
+_CONNECTION_TRIES: Final = 3
+_ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere the loop alone has to notice
 _UNLIMITED: Final = ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _TRACE_ID: Final = pattern(r"(?!0{32})[0-9a-f]{32}")
 _TOKEN: Final = pattern(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -132,6 +136,7 @@ class _Route:
         "request",
         "signer",
         "timeout_s",
+        "tls",
     )
 
     def __init__(self, partner: Partner, uri: str) -> None:
@@ -149,6 +154,8 @@ class _Route:
         self.allow_private = partner.allow_private
         self.timeout_s = partner.timeout / timedelta(seconds=1)
         self.lateness_s = partner.lateness / timedelta(seconds=1)
+        # TLS has words of its own (session tickets), so there only the end counts.
+        self.tls = url.scheme == "https"
         # Only tells the connector where to go; never sent, so one does for all.
         self.request = ClientRequest("POST", url, loop=asyncio.get_running_loop())
 
@@ -192,6 +199,7 @@ class Webhook:
     def __init__(self, *, connections: int, tls: SSLContext | None) -> None:
         self._connections = connections
         self._busy = 0
+        self._poll = select.poll()
         self._routes: dict[tuple[str, str, str], _Route] = {}
         self._guarded, self._open = (
             TCPConnector(
@@ -264,17 +272,22 @@ class Webhook:
     async def _attempt(self, trip: _Trip, route: _Route, request: bytes, send: Send) -> Result:
         start = send.start
         connector = self._open if route.allow_private else self._guarded
-        while True:
+        for _ in range(_CONNECTION_TRIES):
             trip.connection = connection = await connector.connect(route.request, [], _UNLIMITED)
             while (early := start - monotonic()) > 0:
                 await _pause(early)
             protocol, transport = connection.protocol, connection.transport
-            # A kept connection can have ended, or hold bytes that nobody asked for and that would be read
-            # as this answer.
-            usable = protocol is not None and protocol.is_connected() and not protocol.should_close
-            if usable and protocol is not None and transport is not None:
+            if protocol is not None and transport is not None and self._is_quiet(protocol, transport, route):
                 break
             connection.close()
+        else:
+            return Failed(
+                Stage.CONNECT,
+                may_have_arrived=False,
+                reason="no connection: closed or spoken on before the request",
+                sent_at=None,
+                ended_at=monotonic(),
+            )
         protocol.set_response_params(
             read_until_eof=True, auto_decompress=False, read_bufsize=BODY_LIMIT, max_headers=_HEADER_LINES
         )
@@ -289,6 +302,21 @@ class Webhook:
         transport.write(request)
         trip.sent_at = sent_at = monotonic()
         return await _answer(trip, protocol, connection, send, sent_at)
+
+    def _is_quiet(self, protocol: ResponseHandler, transport: asyncio.Transport, route: _Route) -> bool:
+        """Whether a connection can carry a request: still open, and nobody has spoken on it out of turn.
+
+        A kept connection that the partner has just ended would make a false unknown; bytes that nobody asked for
+        would be read as the answer to the next payment. The kernel knows both before the loop does.
+        """
+        if not protocol.is_connected() or protocol.should_close:
+            return False
+        descriptor = transport.get_extra_info("socket").fileno()
+        self._poll.register(descriptor, _ENDED if route.tls else _ENDED | POLLIN)
+        try:
+            return not self._poll.poll(0)
+        finally:
+            self._poll.unregister(descriptor)
 
 
 async def _pause(seconds: float) -> None:
