@@ -280,41 +280,39 @@ class _Run:
 
     def _release(self, record: psycopg.Connection, manifest: Manifest) -> None:
         batch_id = self.lease.batch.id
-        with record.cursor() as cursor:
-            cursor.executemany(
-                statement("batch/write_total"),
-                [
-                    {
-                        "batch_id": batch_id,
-                        "partner": line.partner,
-                        "currency": line.currency,
-                        "expected_count": line.expected.count,
-                        "expected_minor": line.expected.minor,
-                        "known_count": line.already_known.count,
-                        "known_minor": line.already_known.minor,
-                        "loaded_count": line.loaded.count,
-                        "loaded_minor": line.loaded.minor,
-                    }
-                    for line in manifest.lines
-                ],
-            )
-            cursor.execute(statement("batch/write_partners"), {"batch_id": batch_id})
-            released = cursor.execute(
-                statement("batch/release"),
-                {
-                    "batch_id": batch_id,
-                    "owner": self.lease.owner,
-                    "expected_count": manifest.expected_count,
-                    "loaded_count": manifest.loaded_count,
-                    "already_known": manifest.already_known,
-                    "ids_sha256": manifest.ids_sha256,
-                    "snapshot_at": self.started_at,
-                },
-            ).fetchone()
+        released = record.execute(
+            statement("batch/release"),
+            {
+                "batch_id": batch_id,
+                "owner": self.lease.owner,
+                "expected_count": manifest.expected_count,
+                "loaded_count": manifest.loaded_count,
+                "already_known": manifest.already_known,
+                "ids_sha256": manifest.ids_sha256,
+                "snapshot_at": self.started_at,
+            },
+        ).fetchone()
         if released is None:
             raise BatchRefused(
                 f"{self.job.id} {self.business_date}: another run took this batch over; nothing was loaded"
             )
+        totals = [
+            {
+                "batch_id": batch_id,
+                "partner": line.partner,
+                "currency": line.currency,
+                "expected_count": line.expected.count,
+                "expected_minor": line.expected.minor,
+                "known_count": line.already_known.count,
+                "known_minor": line.already_known.minor,
+                "loaded_count": line.loaded.count,
+                "loaded_minor": line.loaded.minor,
+            }
+            for line in manifest.lines
+        ]
+        with record.cursor() as cursor:
+            cursor.executemany(statement("batch/write_total"), totals)
+        record.execute(statement("batch/write_partners"), {"batch_id": batch_id})
 
     def _result(
         self,

@@ -19,10 +19,9 @@ import psycopg
 
 from pipelines.job import Job
 from pipelines.manifest import Group, Sum
+from pipelines.source import CHUNK_ROWS, in_chunks
 from sinks.statement import statement
 
-_CHUNK_BYTES = 128 * 1024
-_CHUNK_ROWS = 1_000
 _ROWS_PER_COPY = 20_000
 _PART = "[A-Za-z0-9._-]+"
 _TRACE_BYTES = 16
@@ -49,20 +48,6 @@ def id_pattern(parts: int) -> str:
     if parts == 1:
         return "[A-Za-z0-9._:-]+"
     return _PART + f":{_PART}" * (parts - 1)
-
-
-def in_chunks(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Rows in short lists, bounded in number and bytes: memory does not grow with the batch."""
-    chunk: list[bytes] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += len(row)
-        if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 class Loading:
@@ -126,7 +111,7 @@ class Loading:
             with cursor.copy(statement("batch/copy_events")) as copy:
                 for chunk in chain((first,), chunks):
                     copy.write(self._lines(chunk, ids, deliveries))
-                    if len(deliveries) > _ROWS_PER_COPY - _CHUNK_ROWS:
+                    if len(deliveries) > _ROWS_PER_COPY - CHUNK_ROWS:
                         break
             self._require(cursor.rowcount, len(deliveries))
         return deliveries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +25,9 @@ BUSINESS_DATE = "business_date"
 
 _EXACT_TYPES = frozenset({"numeric", "int2", "int4", "int8"})
 _CONNECT_TIMEOUT_S = 10
+
+CHUNK_BYTES = 128 * 1024
+CHUNK_ROWS = 1_000
 
 # What the placeholder must not be looked for in, and casts; then the placeholder itself.
 _TOKENS = re.compile(
@@ -92,6 +95,28 @@ class UntranslatableRow(Exception):
     """The source cannot write a row's text as UTF-8 and ended the copy there."""
 
 
+def in_chunks(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Rows in short lists, bounded in number and bytes: memory does not grow with the batch.
+
+    What came before an `UntranslatableRow` is handed over before that is raised.
+    """
+    chunk: list[bytes] = []
+    size = 0
+    try:
+        for row in rows:
+            chunk.append(row)
+            size += len(row)
+            if size >= CHUNK_BYTES or len(chunk) >= CHUNK_ROWS:
+                yield chunk
+                chunk, size = [], 0
+    except UntranslatableRow:
+        if chunk:
+            yield chunk
+        raise
+    if chunk:
+        yield chunk
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One moment of the source: everything that it answers is about the same rows."""
@@ -106,9 +131,15 @@ class Snapshot:
         """Every row as one line of PostgreSQL's COPY text, in the order of the query: id, partner, amount,
         currency, order key, and the row as a JSON object, which is the event's body.
 
+        Lines are UTF-8, unless the source is SQL_ASCII: that knows no encoding and hands over the bytes that it has.
         Raises `UntranslatableRow` behind the last good row, `BatchRefused` for a query that fails while it runs.
         """
-        return self._copied("batch/source_rows")
+        if self.connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+            yield from self._copied("batch/source_rows")
+            return
+        self.connection.execute("SET LOCAL client_encoding = 'SQL_ASCII'")
+        yield from self._copied("batch/source_rows")
+        self.connection.execute("SET LOCAL client_encoding = 'UTF8'")
 
     def events(self) -> Generator[bytes, None, None]:
         """Every row as `pipelines.load` takes it: partner, id, minor units (null for an amount that is not exact or

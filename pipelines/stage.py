@@ -11,9 +11,9 @@ from datetime import date, datetime
 import psycopg
 
 from pipelines.job import Job
-from pipelines.load import id_pattern, in_chunks
+from pipelines.load import id_pattern
 from pipelines.manifest import Group, Sum
-from pipelines.source import UntranslatableRow
+from pipelines.source import UntranslatableRow, in_chunks
 from sinks.statement import statement
 from streams.money import EXPONENTS
 
