@@ -53,6 +53,9 @@ __all__ = [
 MOST_UNRECORDED = 20_000
 """Outcomes that PostgreSQL may be behind before taking stops."""
 
+LONGEST_HORIZON = timedelta(seconds=2)
+"""How far ahead a take may hand out; take.lua's bound for a clock that stepped back relies on it."""
+
 _FRESH_AFTER_RETURNS = 1 << 40
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -125,11 +128,13 @@ class Scripts:
         horizon: timedelta,
         held: Sequence[Place] = (),
     ) -> Take:
-        """At most `limit` sends that begin until `horizon` from now, `held` ones first.
+        """At most `limit` sends that begin until `horizon` (up to 2 s) from now, `held` ones first.
 
         Held entries that are no longer pending under this worker are left out silently. Entries read before a
         `TransitLost` are pending under the worker.
         """
+        if horizon > LONGEST_HORIZON:
+            raise ValueError(f"horizon must be at most {LONGEST_HORIZON}, is {horizon}")
         places = [text for place in held for text in (place.lane, place.entry)]
         reply = cast(
             "list[bytes]",

@@ -23,6 +23,7 @@ local function move(key, entry)
   redis.call('HSET', KEYS[3], f[2], lane .. '/' .. copy)
 end
 local first = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')
+-- Ends: each round moves an entry, or puts the stream's next head after now, or drops the stream.
 while left > 0 and first[1] and tonumber(first[2]) <= now do
   local key, head = base .. 'delay:' .. first[1], nil
   for _, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', math.min(left + 1, 500))) do

@@ -18,8 +18,13 @@ if (p[12] or 0) - (p[13] or 0) > tonumber(ARGV[6]) then return {'backed_up', now
 
 local interval, floor, credit = tonumber(p[6]), tonumber(p[9]), tonumber(p[10] or 0)
 local pending, tat = tonumber(p[11] or 0), tonumber(p[4] or 0)
--- Further ahead than anybody hands out or fence sets: the clock stepped back, and nobody may wait for it to come again.
-tat = math.min(tat, now + math.max(horizon + interval, 1000000 + p[7]))
+-- Further ahead than the longest horizon hands out (or a fence sets): the clock stepped back. Whoever asks, the bound
+-- is the same, or a caller with a short horizon would give slots away a second time.
+local furthest = now + 2000000 + interval
+if tat > furthest then
+  tat = furthest
+  redis.call('HSET', KEYS[1], 'tat', string.format('%d', tat))
+end
 local start = math.max(tat, now, tonumber(p[5] or 0))
 local fit = 0
 if start <= now + horizon then fit = math.min(limit, math.floor((now + horizon - start) / interval) + 1) end

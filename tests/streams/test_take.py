@@ -213,17 +213,35 @@ async def test_closed(line: Line) -> None:
 
 
 async def test_clock_that_stepped_back(line: Line) -> None:
-    """A `tat` that no hand-out explains is brought back to a second and the guard from now."""
+    """A `tat` that no hand-out explains is brought back, once: sends go on after two seconds."""
     await line.feed_batch(1)
     await line.set(tat=await gauges.now_us(line.transit.redis) + 3_600_000_000)
 
-    take = await line.take(horizon=FAR)
-
-    # FAR + the interval of 1 µs is more than the second that a fence waits.
-    assert take.slots == ()
-    assert take.next_us == take.now_us + 2_000_001 - 1_000_000
     near = await line.take()
-    assert near.next_us == near.now_us + 1_015_000 - 25_000
+    again = await line.take()
+
+    assert near.slots == ()
+    assert near.next_us == near.now_us + 2_000_001 - 25_000
+    # Put off again by each take, it would be waiting for ever.
+    assert again.next_us == near.next_us
+
+
+async def test_horizon_is_bounded(line: Line) -> None:
+    """Nobody hands out further ahead than what tells a clock that stepped back."""
+    with pytest.raises(ValueError, match="at most"):
+        await line.take(horizon=FAR * 2)
+
+
+async def test_floor_is_not_saved_up(line: Line) -> None:
+    """While there is no batch, none of the slots that live gets are owed to a batch that comes later."""
+    await line.feed_live(*[f"live:{i}" for i in range(100)])
+    for _ in range(50):
+        await line.take(1)
+    await line.feed_batch(50)
+
+    lanes_taken = [(await line.take(1)).slots[0].place.lane for _ in range(10)]
+
+    assert lanes_taken.count("batch:7") == 2
 
 
 async def test_fence_keeps_its_second(line: Line) -> None:
