@@ -127,8 +127,9 @@ class Scripts:
         limit: int,
         horizon: timedelta,
         held: Sequence[Place] = (),
+        lead: timedelta = timedelta(0),
     ) -> Take:
-        """At most `limit` sends that begin until `horizon` (up to 2 s) from now, `held` ones first.
+        """At most `limit` sends that begin from `lead` until `horizon` (up to 2 s) from now, `held` ones first.
 
         Held entries that are no longer pending under this worker are left out silently. Entries read before a
         `TransitLost` are pending under the worker.
@@ -145,6 +146,7 @@ class Scripts:
                 keys.base,
                 worker,
                 limit,
+                lead // timedelta(microseconds=1),
                 horizon // timedelta(microseconds=1),
                 MOST_UNRECORDED,
                 *places,

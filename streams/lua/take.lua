@@ -1,20 +1,22 @@
 #!lua flags=allow-oom
 -- Hands out a partner's next sends: state, pace and room say how many, the lanes give them, each with its start.
 -- KEYS: pace, lanes
--- ARGV: generation, base, worker, limit, horizon_us, most outcomes unrecorded, then lane and entry of each held place
+-- ARGV: generation, base, worker, limit, lead_us, horizon_us, most outcomes unrecorded, then lane and entry of each
+--       held place
 -- RETURNS: STALE | LOST | state, now_us, next_us, recorded, then for each slot
 --          lane, entry, start_us, delivery, attempts, unknowns, flag, envelope (nil from delivery on when it was held)
 -- TWICE: hands out further slots; what the first run handed out stays pending under the worker, who adopts it
 local p = redis.call('HMGET', KEYS[1], 'generation', 'state', 'paused', 'tat', 'paused_until', 'interval_us', 'guard_us',
   'max_in_flight', 'floor_percent', 'credit', 'pending', 'added', 'counted', 'recorded')
 if p[1] ~= ARGV[1] then return 'STALE' end
-local base, worker, limit, horizon = ARGV[2] .. ':', ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local base, worker, limit = ARGV[2] .. ':', ARGV[3], tonumber(ARGV[4])
+local lead, horizon = tonumber(ARGV[5]), tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local recorded = p[14] or '0-0'
 if p[2] ~= 'open' then return {'closed', now, now + horizon, recorded} end
 if p[3] == '1' then return {'paused', now, now + horizon, recorded} end
-if (p[12] or 0) - (p[13] or 0) > tonumber(ARGV[6]) then return {'backed_up', now, now + horizon, recorded} end
+if (p[12] or 0) - (p[13] or 0) > tonumber(ARGV[7]) then return {'backed_up', now, now + horizon, recorded} end
 
 local interval, floor, credit = tonumber(p[6]), tonumber(p[9]), tonumber(p[10] or 0)
 local pending, tat = tonumber(p[11] or 0), tonumber(p[4] or 0)
@@ -25,7 +27,7 @@ if tat > furthest then
   tat = furthest
   redis.call('HSET', KEYS[1], 'tat', string.format('%d', tat))
 end
-local start = math.max(tat, now, tonumber(p[5] or 0))
+local start = math.max(tat, now + lead, tonumber(p[5] or 0))
 local fit = 0
 if start <= now + horizon then fit = math.min(limit, math.floor((now + horizon - start) / interval) + 1) end
 
@@ -37,10 +39,14 @@ local function hand_out(lane, id, f)
   used = used + 1
 end
 local nothing = {[2] = false, [4] = false, [6] = false, [8] = false, [10] = false}
-for i = 7, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   if used >= fit then break end
   local mine = redis.pcall('XPENDING', base .. ARGV[i], 'senders', ARGV[i + 1], ARGV[i + 1], 1, worker)
-  if not mine.err and #mine == 1 then hand_out(ARGV[i], ARGV[i + 1], nothing) end
+  if not mine.err and #mine == 1 then
+    -- Idle from now on again, or a reaper could take it between this grant and its send.
+    redis.call('XCLAIM', base .. ARGV[i], 'senders', worker, 0, ARGV[i + 1], 'JUSTID')
+    hand_out(ARGV[i], ARGV[i + 1], nothing)
+  end
 end
 
 local room = math.max(math.min(fit - used, p[8] - pending), 0)
