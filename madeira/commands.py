@@ -88,8 +88,8 @@ def _require_ready(settings: Settings) -> None:
     if settings.unready_partners:
         raise ConfigurationError(
             tuple(
-                f"{settings.config}: partners.{name}: the variable that signing_key_env names is not set; "
-                "set it, or take signing_key_env out"
+                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not set; "
+                "set it, or take that line out"
                 for name in sorted(settings.unready_partners)
             )
         )

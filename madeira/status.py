@@ -95,7 +95,12 @@ async def read_status(settings: Settings, stores: Stores) -> Status:
         partners.append(
             PartnerStatus(partner.name, partner.qps, row, await gauges.gauge(stores.transit, keys))
         )
-    return Status(store, tuple(partners), batches, problems(store, partners, batches))
+    orphans = [
+        f"{row.pending + row.retrying:,} deliveries wait for {row.partner}, which {settings.config} does not have"
+        for row in recorded.values()
+        if row.partner not in settings.partners and row.pending + row.retrying
+    ]
+    return Status(store, tuple(partners), batches, (*problems(store, partners, batches), *orphans))
 
 
 async def _read_record(

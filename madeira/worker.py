@@ -50,7 +50,7 @@ class Stores:
 
 @asynccontextmanager
 async def open_stores(
-    database_url: str, redis_url: str, *, key_prefix: str, connections: int = 6
+    database_url: str, redis_url: str, *, key_prefix: str, connections: int = 8
 ) -> AsyncIterator[Stores]:
     """Connections to both stores, closed on leaving. Neither needs to answer yet."""
     transit = Transit.open(redis_url, key_prefix)

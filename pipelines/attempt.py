@@ -84,7 +84,7 @@ def settle_outcome(
     )
     due_at = None if step.delay is None else timing.ended_at + step.delay
     attempt = Attempt(
-        attempt_id=f"{partner.name}/{hand.generation}/{entry.place.lane}/{entry.place.entry}",
+        attempt_id=entry.place.attempt_id(partner.name, hand.generation),
         source=envelope.source,
         event_id=envelope.event_id,
         partner=partner.name,

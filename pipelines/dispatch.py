@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 HORIZON = timedelta(milliseconds=50)
 _LEAST_LEAD = timedelta(milliseconds=2)
 _LONGEST_LEAD = HORIZON / 2
-LEASE_S = 15.0
 IDLE_S = 0.05
 """How long a partner is left alone that has nothing to send."""
 SETTLE_AT_MOST = 200
@@ -135,7 +134,7 @@ class Dispatcher:
         asked = monotonic()
         await leases.acquire(self._transit, worker)
         self.worker = worker
-        self._lease_until = asked + LEASE_S
+        self._lease_until = asked + leases.LEASE.total_seconds()
 
     async def beat(self) -> bool:
         """Renew the lease; False when it was lost: then `begin` again under another id."""
@@ -143,7 +142,7 @@ class Dispatcher:
         for box in self.outboxes.values():
             box.doubtful = True  # a take whose reply was lost may have been carried out after we looked
         if await leases.renew(self._transit, self.worker):
-            self._lease_until = asked + LEASE_S
+            self._lease_until = asked + leases.LEASE.total_seconds()
             return True
         self._lease_until = 0.0
         log.warning("lease_lost", extra={"fields": {"worker": self.worker}})

@@ -22,16 +22,13 @@ from psycopg_pool import AsyncConnectionPool
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.statement import statement
-from streams import gauges, lanes
+from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
 from streams.keys import PartnerKeys
 from streams.outcomes import START, Position, rewound
 from streams.transit import Transit
 
 log = logging.getLogger(__name__)
-
-LEASE = timedelta(seconds=15)
-"""After this long without a heartbeat a worker can no longer hand in."""
 
 _ASK_AGAIN_S = 0.2
 
@@ -216,6 +213,9 @@ class Recovery:
                 keys = self._keys(partner)
                 gauge = await gauges.gauge(self._transit, keys)
                 found = max(found, gauge.generation or 0)
+                if found > before.number:
+                    # PostgreSQL was restored from before that generation: its outcomes are still to be recorded.
+                    await _make_known(connection, [partner], found)
                 if partner.name in offsets and not before.recovering:
                     intact = gauge.generation is not None and gauge.generation >= before.number
                     if (
@@ -238,7 +238,7 @@ class Recovery:
 
         Asked on the lock's own connection: a session that is idle for long is ended, and the lock with it.
         """
-        parameters = {"lease": LEASE, "generation": number}
+        parameters = {"lease": leases.LEASE, "generation": number}
         while await _count(await holder.execute(statement("recover/waiting_for"), parameters)):
             await self._wait(_ASK_AGAIN_S)
 
@@ -252,7 +252,7 @@ class Recovery:
         marked = 0
         async with borrow(self._pool) as connection:
             cursor = await connection.execute(
-                statement("recover/silent_workers"), {"lease": LEASE, "generation": number}
+                statement("recover/silent_workers"), {"lease": leases.LEASE, "generation": number}
             )
             if await cursor.fetchall():
                 for name in losses.lost:

@@ -19,7 +19,6 @@ from streams.transit import Transit
 
 log = logging.getLogger(__name__)
 
-_LEASE = timedelta(seconds=15)
 _AT_MOST = 200
 
 
@@ -63,7 +62,7 @@ class Takeover:
     async def _end_silent(self) -> None:
         """Close the record of workers that are gone and of whom nothing is pending any more."""
         async with borrow(self._pool) as connection:
-            cursor = await connection.execute(statement("worker/silent"), {"lease": _LEASE})
+            cursor = await connection.execute(statement("worker/silent"), {"lease": leases.LEASE})
             silent = [row[0] for row in await cursor.fetchall()]
         for worker in set(silent) - await leases.alive(self._transit, silent):
             if not await self._has_pending(worker):
