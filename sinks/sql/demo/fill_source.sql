@@ -1,0 +1,1 @@
+COPY payment_orders FROM STDIN (FORMAT csv, HEADER true, DELIMITER ';', ENCODING 'UTF8')
