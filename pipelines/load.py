@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -50,10 +50,20 @@ def id_pattern(parts: int) -> str:
     return _PART + f":{_PART}" * (parts - 1)
 
 
+class _Tally:
+    """What one partner and currency have so far."""
+
+    __slots__ = ("count", "minor")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.minor = 0
+
+
 class Loading:
     """One run's rows on their way into the open transaction of `connection`."""
 
-    __slots__ = ("_connection", "_event", "_hash", "_job", "_line", "_marks", "_minor", "_numbers", "_rows")
+    __slots__ = ("_connection", "_event", "_hash", "_ids", "_job", "_marks", "_numbers", "_rows", "_tallies")
 
     def __init__(
         self,
@@ -70,16 +80,11 @@ class Loading:
         fields = (job.id, _escaped(job.event_type), moment, str(batch_id), business_date.isoformat())
         self._event = b"%d\t%b\t" + "\t".join(fields).encode().replace(b"%", b"%%") + b"\t%b"
         self._marks = f"%d\t%b\t{batch_id}\t%d\t{moment}\n".encode()
-        minor = r"\\N" if job.amount is None else r"\d+"
-        identifier = id_pattern(len(job.event_id))
-        self._line = re.compile(
-            rf"^([^\t]*)\t((?=[^\t]{{1,128}}\t)({identifier})\t({minor})\t([^\t]*)\t[^\n]*\n)".encode(),
-            re.MULTILINE,
-        )
+        self._ids = re.compile(rf"(?:(?=[^\n]{{1,128}}\n){id_pattern(len(job.event_id))}\n)*".encode())
         self._numbers = dict.fromkeys((name.encode() for name in job.partners), 0)
-        self._minor: dict[tuple[bytes, bytes], int] = {}
+        self._tallies: defaultdict[tuple[bytes, bytes], _Tally] = defaultdict(_Tally)
         self._hash = hashlib.sha256()
-        self._rows: Counter[tuple[bytes, bytes]] = Counter()
+        self._rows = 0
 
     def load(self, rows: Iterable[bytes]) -> Loaded:
         """Write every line of `Snapshot.events`, some thousand events and then their deliveries at a time.
@@ -93,8 +98,8 @@ class Loading:
         except (psycopg.IntegrityError, psycopg.DataError) as error:
             # A known or doubled id, or text that the record cannot hold.
             raise NotStraight(type(error).__name__) from error
-        sums = {self._group(key): Sum(count, self._minor.get(key, 0)) for key, count in self._rows.items()}
-        return Loaded(self._rows.total(), sums, self._hash.hexdigest())
+        sums = {self._group(key): Sum(tally.count, tally.minor) for key, tally in self._tallies.items()}
+        return Loaded(self._rows, sums, self._hash.hexdigest())
 
     def _copy_events(self, chunks: Iterator[list[bytes]]) -> list[bytes]:
         """Returns the lines of their deliveries, none when there are no more rows."""
@@ -124,28 +129,35 @@ class Loading:
 
     def _lines(self, chunk: list[bytes], ids: Iterator[int], deliveries: list[bytes]) -> bytes:
         """The chunk as `event` takes it; appends what `delivery` takes."""
-        rows = self._line.findall(b"".join(chunk))
-        if len(rows) != len(chunk):
-            raise NotStraight("a row is not in order")
-        traces = os.urandom(_TRACE_BYTES * len(rows)).hex().encode()
-        numbers, minors, counts = self._numbers, self._minor, self._rows
+        traces = os.urandom(_TRACE_BYTES * len(chunk)).hex().encode()
+        numbers, tallies = self._numbers, self._tallies
         event, marks = self._event, self._marks
         has_amount = self._job.amount is not None
+        event_ids: list[bytes] = []
         events: list[bytes] = []
         at = 0
-        for partner, rest, _, minor, currency in rows:
+        for row in chunk:
+            partner, event_id, minor, currency, _ = row.split(b"\t", 4)
             if partner not in numbers:
                 raise NotStraight("a partner is not configured")
             number = numbers[partner] = numbers[partner] + 1
-            key = partner, currency
-            counts[key] += 1
+            tally = tallies[partner, currency]
+            tally.count += 1
             if has_amount:
-                minors[key] = minors.get(key, 0) + int(minor)
+                if minor == rb"\N":
+                    raise NotStraight("an amount is not exact or not above zero")
+                tally.minor += int(minor)
+            event_ids.append(event_id)
             event_number = next(ids)
-            events.append(event % (event_number, traces[at : at + 2 * _TRACE_BYTES], rest))
+            events.append(event % (event_number, traces[at : at + 2 * _TRACE_BYTES], row[len(partner) + 1 :]))
             deliveries.append(marks % (event_number, partner, number))
             at += 2 * _TRACE_BYTES
-        self._hash.update(b"".join([row[2] + b"\n" for row in rows]))
+        event_ids.append(b"")
+        joined = b"\n".join(event_ids)
+        if self._ids.fullmatch(joined) is None:
+            raise NotStraight("an id is null or malformed")
+        self._hash.update(joined)
+        self._rows += len(chunk)
         return b"".join(events)
 
     def _group(self, key: tuple[bytes, bytes]) -> Group:
