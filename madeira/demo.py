@@ -132,7 +132,7 @@ def _set_up(ending: ExitStack, folder: Path, lock: int, night: Night, view: View
         f"{len(night.banks)}, a process of their own with a ledger of their own; {difficult} are difficult",
     )
     due = due_now(datetime.now(UTC))
-    write_jobs(folder, due, night.banks, port)
+    write_jobs(folder, due, night, port)
     _command(view, "check")
     cast.run("check")
     return _Scene(

@@ -58,10 +58,14 @@ class DemoBank:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """What is played. `orders` None is all of them; `patience` is for everything until the last outcome."""
+    """What is played. `orders` None is all of them; `patience` is for everything until the last outcome.
+
+    `levels` are the waits before a payment is tried again, as jobs.toml has them.
+    """
 
     banks: tuple[DemoBank, ...]
     orders: int | None = None
+    levels: tuple[str, ...] = ("3s", "6s")
     patience: timedelta = timedelta(seconds=110)
 
 
@@ -272,7 +276,7 @@ def due_now(now: datetime) -> Due:
     raise AssertionError("Prague and UTC never have midnight together")
 
 
-def write_jobs(folder: Path, due: Due, banks: Sequence[DemoBank], port: int) -> Path:
+def write_jobs(folder: Path, due: Due, night: Night, port: int) -> Path:
     """The demo's jobs.toml, as an operator would write it; returns its path."""
     (folder / "queries").mkdir()
     shutil.copy(_QUERY, folder / "queries" / _QUERY.name)
@@ -290,7 +294,8 @@ partner = "bank_to"
 amount = "amount"
 currency = "{CURRENCY}"
 """
-    for bank in banks:
+    levels = ", ".join(f'"{level}"' for level in night.levels)
+    for bank in night.banks:
         text += f"""
 [partners.{bank.name}]{f" # {bank.difficulty}" if bank.difficulty else ""}
 endpoint = "http://127.0.0.1:{port}/banks/{bank.name}/payments"
@@ -298,7 +303,7 @@ qps = {bank.qps}
 signing_key_env = "BANKS_KEY"
 success = "success"
 retry_codes = ["TRY_LATER"]
-levels = ["3s", "6s"]
+levels = [{levels}]
 timeout = "5s"
 guard = "40ms" # this machine plays the sender, both stores and all banks at once: its processes wait for each other
 allow_private = true

@@ -37,7 +37,7 @@ def short_night() -> Night:
         replace(bank, qps=20, behaviour=characters.get(bank.name, bank.behaviour))
         for bank in whole_night().banks
     ]
-    return Night(banks=tuple(banks), orders=ORDERS, patience=timedelta(seconds=90))
+    return Night(banks=tuple(banks), orders=ORDERS, levels=("1s", "2s"), patience=timedelta(seconds=90))
 
 
 def source() -> Iterator[dict[str, str]]:
