@@ -8,12 +8,10 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
 
 import psycopg
 
@@ -24,14 +22,10 @@ from madeira.settings import Settings
 from madeira.supervisor import supervise
 from madeira.wiring import Servers, servers
 from madeira.worker import Stores, Worker, open_stores
-from pipelines.balance import Category
 from pipelines.batch import BatchResult, BatchState, plan, run_batch
 from pipelines.control import Control
 from pipelines.job import Job
 from pipelines.manifest import Line
-from pipelines.reconcile import ReconcileResult
-from pipelines.reconcile import reconcile as write_reports
-from pipelines.record import Recorder
 from pipelines.recover import read_generation
 from pipelines.stage import Offender
 from scheduler.fire import Connect, End, Fired, Ran, RunState
@@ -39,7 +33,7 @@ from scheduler.jobs import upcoming
 from scheduler.service import Scheduler, Service
 from sinks.migrate import migrate as run_migrations
 from sinks.webhook import Webhook
-from streams import gauges, outcomes
+from streams import gauges
 from streams.errors import BatchRefused, ConfigurationError, StaleGeneration, StoreUnavailable
 
 _CONNECTIONS = 512
@@ -88,8 +82,8 @@ def _require_ready(settings: Settings) -> None:
     if settings.unready_partners:
         raise ConfigurationError(
             tuple(
-                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not set; "
-                "set it, or take that line out"
+                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not "
+                "set; set it, or take that line out"
                 for name in sorted(settings.unready_partners)
             )
         )
@@ -384,83 +378,6 @@ async def _waiting(settings: Settings, stores: Stores, names: Sequence[str]) -> 
         gauge = await gauges.gauge(stores.transit, keys)
         waiting += gauge.batch + gauge.live
     return waiting
-
-
-# -- the morning -----------------------------------------------------------------------------------------
-
-
-def reconcile(settings: Settings, day: date, *, out: Path, as_json: bool) -> int:
-    """Write the morning's reports for one business date. 0 closed, 1 open items, 2 does not balance."""
-    with servers(settings) as where:
-        result = write_reports(
-            database_url=where.database_url,
-            business_date=day,
-            out=out,
-            as_of_recorder=lambda: asyncio.run(recorder_passed(settings, where)),
-        )
-    if as_json:
-        show.say_json(
-            {
-                "business_date": result.business_date,
-                "as_of": result.as_of,
-                "verdict": result.verdict,
-                "revision": result.revision,
-                "directory": result.directory,
-                "problems": result.problems,
-                "totals": result.totals,
-            }
-        )
-    else:
-        print_report(result)
-    return result.exit_code
-
-
-async def recorder_passed(
-    settings: Settings, where: Servers, *, patience: timedelta = timedelta(seconds=60)
-) -> None:
-    """Return once PostgreSQL has every outcome that Redis held at the call; records them itself where nobody does.
-
-    Raises `StoreUnavailable` when they are not recorded within `patience`.
-    """
-    async with open_stores(
-        where.database_url, where.redis_url, key_prefix=settings.key_prefix, connections=2
-    ) as stores:
-        recorder = Recorder(stores.pool, stores.transit, settings.partners)
-        deadline = time.monotonic() + patience.total_seconds()
-        for partner in settings.partners.values():
-            keys = stores.transit.keys.partner(partner.name, partner.tenant)
-            generation = (await gauges.gauge(stores.transit, keys)).generation
-            if generation is None:
-                continue
-            upto = outcomes.order(await outcomes.end(stores.transit.redis, keys.outcomes(generation)))
-            while outcomes.order((await gauges.gauge(stores.transit, keys)).recorded) < upto:
-                if await recorder.step() == 0:
-                    await asyncio.sleep(0.05)
-                if time.monotonic() > deadline:
-                    raise StoreUnavailable(
-                        f"the outcomes of {partner.name} are not recorded; is a worker running?"
-                    )
-
-
-def print_report(result: ReconcileResult) -> None:
-    """The summary on the terminal, the verdict, and where the files are."""
-    columns = ("partner", "batch", *(category.value for category in Category), "maybe twice", "balance")
-    rows: list[tuple[show.Cell, ...]] = []
-    for line in result.totals:
-        name = line.partner or f"TOTAL {line.currency}"
-        counts = [line.categories[category].count for category in Category]
-        rows.append((name, line.batch.count, *counts, line.possible_duplicates.count, _yes(line.in_balance)))
-        if line.partner is None:
-            sums = [show.amount(line.categories[category].minor, line.currency) for category in Category]
-            rows.append(("", show.amount(line.batch.minor, line.currency), *sums, "", ""))
-    show.table(f"business date {result.business_date}, as of {show.moment(result.as_of)}", columns, rows)
-    for problem in result.problems:
-        show.say(f"  {problem}")
-    show.say(f"{result.verdict}: {result.directory}", style="bold")
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "NO"
 
 
 def _now() -> datetime:
