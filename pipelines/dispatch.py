@@ -177,15 +177,15 @@ class Dispatcher:
         if room * 4 < min(box.partner.max_in_flight, self._at_once, self._burst):
             box.blocked = True
             return IDLE_S
-        generation = self.generation
         try:
             if box.doubtful:
                 await self._adopt(box)
+            generation, worker = self.generation, self.worker
             asked = monotonic()
             take = await self._transit.scripts.take(
                 box.keys,
                 generation=generation,
-                worker=self.worker,
+                worker=worker,
                 limit=room,
                 horizon=HORIZON,
                 lead=self._lead,
@@ -199,6 +199,10 @@ class Dispatcher:
             raise
         answered = monotonic()
         checkpoint("take-after")
+        if (generation, worker) != (self.generation, self.worker):
+            # We may have said by now that nothing is in our hand: what this reply gives is not sent.
+            box.doubtful = True
+            return IDLE_S
         self._clock = self._clock.narrowed(asked=asked, answered=answered, redis_us=take.now_us)
         _forget_recorded(box, take.recorded)
         self._start(box, take, generation)
@@ -239,6 +243,7 @@ class Dispatcher:
 
     async def _deliver(self, box: Outbox, held: Held, start_us: int) -> None:
         checkpoint("send-before")
+        worker = self.worker  # the lease may be lost and another id begun before the answer comes
         start = self._clock.local(start_us)
         try:
             answer = await self._sends.send(
@@ -256,7 +261,7 @@ class Dispatcher:
                 if held.generation == self.generation:
                     box.held[held.entry.place] = held
             else:
-                hand = Hand(box.partner, held.entry, held.envelope, held.generation, self.worker)
+                hand = Hand(box.partner, held.entry, held.envelope, held.generation, worker)
                 box.ended.append(settle_answer(hand, answer, start=start, clock=self._clock))
                 box.settle_due.set()
         finally:
@@ -267,8 +272,10 @@ class Dispatcher:
 
     async def _adopt(self, box: Outbox) -> None:
         """Make `held` what Redis says is pending under this worker and neither under way nor ended."""
-        generation = self.generation
-        pending = await lanes.adopt(self._transit, box.keys, worker=self.worker)
+        generation, worker = self.generation, self.worker
+        pending = await lanes.adopt(self._transit, box.keys, worker=worker)
+        if (generation, worker) != (self.generation, self.worker):
+            return  # still doubtful: what was pending then is another hand's
         busy = box.sending.keys() | {settlement.place for settlement in box.ended}
         box.held = {
             entry.place: Held(entry, decode(entry.envelope), generation)
@@ -290,13 +297,14 @@ class Dispatcher:
         batch = box.ended[:SETTLE_AT_MOST]
         if not batch:
             return 1.0
+        generation = self.generation
         try:
-            settled = await self._transit.scripts.settle(
-                box.keys, generation=self.generation, settlements=batch
-            )
+            settled = await self._transit.scripts.settle(box.keys, generation=generation, settlements=batch)
         except StaleGeneration:
             return 4 * IDLE_S
         checkpoint("settle-after")
+        if generation != self.generation:
+            return 0.0  # `follow` came in between: all of it is handed in again under the new one
         del box.ended[: len(batch)]
         for settlement, outcome_id in zip(batch, settled.outcome_ids, strict=True):
             box.unrecorded[settlement.attempt_id] = (outcome_id, settlement)

@@ -113,7 +113,7 @@ class Night:
             generation=generation,
             worker=worker,
             limit=limit,
-            horizon=timedelta(seconds=10),
+            horizon=timedelta(seconds=2),
             held=(),
         )
         return tuple(slot.entry for slot in take.slots if slot.entry is not None)

@@ -1,0 +1,361 @@
+"""Dispatch on real servers and a real bank: what is in hand is sent once, and every outcome is handed in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from madeira.banks import Bank
+from pipelines.dispatch import IDLE_S
+from streams import leases
+from streams.delivery import Kind, State
+from streams.gauges import gauge
+from tests.pipelines.night import WORKER
+from tests.pipelines.shift import FORGIVING, STRICT, Shift, shift
+
+
+@pytest.fixture
+async def stage(database_url: str, redis_url: str, key_prefix: str, tmp_path: Path) -> AsyncIterator[Shift]:
+    """A dispatcher and a bank that behaves well."""
+    async with shift(database_url, redis_url, key_prefix, tmp_path) as found:
+        yield found
+
+
+async def test_take_send_settle(stage: Shift) -> None:
+    """What is taken reaches the bank, and the outcome stream holds the whole attempt."""
+    batch = await stage.order(2)
+    await stage.turn()
+    assert sorted(await stage.received()) == [f"payment-orders:{batch}:1", f"payment-orders:{batch}:2"]
+    (first, mark), (second, _) = sorted(await stage.outcomes(), key=lambda found: found[0].attempt_id)
+    assert mark == ""
+    assert first.attempt_id == f"AB/1/batch:{batch}/1-1"
+    assert (first.outcome, first.state, first.status_code, first.number) == (
+        Kind.SUCCEEDED,
+        State.SUCCEEDED,
+        200,
+        1,
+    )
+    assert (first.worker, first.excerpt, first.trace_id) == (WORKER, '{"success": true}', "t1")
+    assert first.sent_at is not None
+    assert first.started_at < second.started_at < first.sent_at + FORGIVING
+    assert stage.dispatcher.in_flight == 0
+    assert await stage.pending() == 0
+
+
+async def test_slots_are_not_undercut(stage: Shift) -> None:
+    """By Redis's clock no headers leave before the slot that take gave."""
+    await stage.order(20)
+    await stage.turn()
+    attempts = [attempt for attempt, _ in await stage.outcomes()]
+    assert len(attempts) == 20
+    assert all(a.sent_at is not None and a.sent_at >= a.started_at for a in attempts)
+
+
+async def test_a_missed_slot_keeps_the_entry(stage: Shift) -> None:
+    """Nothing leaves, no attempt is counted, and a later slot sends it as the first attempt."""
+    await stage.order(3)
+    stage.lateness(STRICT)
+    await stage.turn()
+    assert (await stage.received(), await stage.outcomes()) == ([], [])
+    assert len(stage.box.held) == 3
+
+    stage.lateness(FORGIVING)
+    await stage.turn()
+    assert len(await stage.received()) == 3
+    assert [a.number for a, _ in await stage.outcomes()] == [1, 1, 1]
+    assert stage.box.held == {}
+    assert [entry.attempt for entry in stage.banks.entries()] == ["1", "1", "1"]
+
+
+async def test_a_lost_reply_is_adopted(stage: Shift) -> None:
+    """What Redis handed out without our knowing is found at the next beat, and sent once."""
+    batch = await stage.order(2)
+    await stage.night.take(2)  # under this worker's name: the reply that never came
+    await stage.turn()
+    assert await stage.received() == []
+
+    assert await stage.dispatcher.beat()
+    await stage.turn()
+    assert sorted(await stage.received()) == [f"payment-orders:{batch}:{n}" for n in (1, 2)]
+
+
+async def test_what_is_under_way_is_not_adopted(stage: Shift) -> None:
+    """Entries that are being sent, or were and are not settled, are pending in Redis too and not sent again."""
+    await stage.order(2)
+    await stage.dispatcher.take("AB")
+    await stage.dispatcher.beat()
+    await stage.dispatcher.take("AB")
+    await stage.sent()
+    await stage.dispatcher.beat()
+    await stage.dispatcher.take("AB")
+    await stage.sent()
+    assert len(await stage.received()) == 2
+    assert stage.dispatcher.in_flight == 2
+
+
+async def test_settle_again_adds_only_late_copies(stage: Shift) -> None:
+    """After an error the same outcomes are handed in again, and the recorder counts one attempt."""
+    await stage.order(1)
+    await stage.dispatcher.take("AB")
+    await stage.sent()
+    twice = list(stage.box.ended)
+    await stage.dispatcher.settle("AB")
+    stage.box.ended.extend(twice)
+    await stage.dispatcher.settle("AB")
+    assert [late for _, late in await stage.outcomes()] == ["", "late"]
+    await stage.night.recorder.step()
+    assert await stage.night.sql("SELECT number, late FROM delivery_log") == [(1, False)]
+    assert await stage.pending() == 0
+
+
+async def test_what_is_recorded_is_forgotten(stage: Shift) -> None:
+    """An outcome is kept until take says that PostgreSQL has it."""
+    await stage.order(2)
+    await stage.turn()
+    assert stage.dispatcher.unrecorded == 2
+    await stage.dispatcher.take("AB")
+    assert stage.dispatcher.unrecorded == 2
+    await stage.night.recorder.step()
+    await stage.dispatcher.take("AB")
+    assert stage.dispatcher.unrecorded == 0
+
+
+async def test_who_takes_no_more_learns_what_is_recorded(stage: Shift) -> None:
+    """Leaving, a worker asks for it, and its answer is what is still missing."""
+    await stage.order(1)
+    await stage.turn()
+    assert await stage.dispatcher.learn_recorded() == 1
+    await stage.night.recorder.step()
+    assert await stage.dispatcher.learn_recorded() == 0
+
+
+async def test_another_generation(stage: Shift) -> None:
+    """Unsent entries are dropped, and every outcome that may not be recorded is handed in again under it."""
+    await stage.order(4)
+    await stage.turn()
+    stage.lateness(STRICT)
+    await stage.order(2)
+    await stage.turn()
+    assert len(stage.box.held) == 2
+    await stage.night.close(2)
+
+    assert not stage.dispatcher.follow(2)
+    assert stage.box.held == {}
+    await stage.dispatcher.settle("AB")
+    assert stage.dispatcher.follow(2)
+    assert {late for _, late in await stage.outcomes(2)} == {"handed"}
+    assert [a for a, _ in await stage.outcomes(2)] == [a for a, _ in await stage.outcomes(1)]
+
+
+async def test_not_handed_in_while_a_send_is_under_way(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """Going over says True only when what was sent has ended and is settled; its attempt is the old generation's."""
+    async with shift(database_url, redis_url, key_prefix, tmp_path, bank=Bank(slow_ms=30)) as stage:
+        batch = await stage.order(1)
+        await stage.dispatcher.take("AB")
+        await stage.night.close(2)
+        assert not stage.dispatcher.follow(2)
+        await stage.sent()
+        assert not stage.dispatcher.follow(2)
+        await stage.dispatcher.settle("AB")
+        assert stage.dispatcher.follow(2)
+        ((attempt, late),) = await stage.outcomes(2)
+        assert (attempt.attempt_id, late) == (f"AB/1/batch:{batch}/1-1", "")
+
+
+async def test_a_reply_that_comes_after_going_over_is_not_sent(stage: Shift) -> None:
+    """Whoever said that nothing is in hand sends nothing of a take that was on its way meanwhile."""
+    await stage.order(3)
+    taking = asyncio.create_task(stage.dispatcher.take("AB"))
+    await asyncio.sleep(0)  # the request has left, the reply has not come
+    assert stage.dispatcher.follow(2)
+    assert await taking == IDLE_S
+    await stage.sent()
+    assert await stage.received() == []
+    assert (stage.box.held, stage.dispatcher.in_flight) == ({}, 0)
+
+
+async def test_a_settle_that_ends_after_going_over_is_done_again(stage: Shift) -> None:
+    """Outcomes that were under way to the old generation, and those before them, all reach the new one."""
+    await stage.order(2)
+    await stage.turn()
+    await stage.order(3)
+    await stage.dispatcher.take("AB")
+    await stage.sent()
+    settling = asyncio.create_task(stage.dispatcher.settle("AB"))
+    await asyncio.sleep(0)
+    assert not stage.dispatcher.follow(2)
+    await settling
+    assert len(await stage.outcomes(1)) == 5
+    await stage.night.close(2)
+    await stage.dispatcher.settle("AB")
+    assert stage.dispatcher.follow(2)
+    known = {a.attempt_id for a, _ in await stage.outcomes(1)}
+    assert {a.attempt_id for a, _ in await stage.outcomes(2)} == known
+
+
+async def test_stale_takes_and_settles_wait(stage: Shift) -> None:
+    """While Redis carries another generation nothing is sent and no outcome is given away."""
+    await stage.order(2)
+    await stage.dispatcher.take("AB")
+    await stage.sent()
+    await stage.night.close(2)
+    assert await stage.dispatcher.take("AB") == IDLE_S
+    assert await stage.dispatcher.settle("AB") == 4 * IDLE_S
+    assert len(stage.box.ended) == 2
+
+
+async def test_leaving_gives_back(stage: Shift) -> None:
+    """What was not sent waits for others, without an attempt counted; nothing more is taken."""
+    await stage.order(3)
+    stage.lateness(STRICT)
+    await stage.turn()
+    assert await stage.dispatcher.leave() == 3
+    assert await stage.pending() == 0
+    stage.lateness(FORGIVING)
+    await stage.turn()
+    assert await stage.received() == []
+
+    others = await stage.night.take(10, worker="other")
+    assert [entry.attempts for entry in others] == [0, 0, 0]
+    assert all(entry.place.lane.endswith(":returns") for entry in others)
+
+
+async def test_a_lost_lease_is_begun_again_under_another_id(stage: Shift) -> None:
+    """Once the lease is gone nothing is sent, not even what was held, until there is another one."""
+    await stage.order(3)
+    stage.lateness(STRICT)
+    await stage.turn()
+    await stage.lose_lease()
+    assert not await stage.dispatcher.beat()
+    stage.lateness(FORGIVING)
+    await stage.turn()
+    assert await stage.received() == []
+
+    await stage.dispatcher.begin("worker-2")
+    assert (stage.dispatcher.worker, stage.box.held) == ("worker-2", {})
+    assert await leases.alive(stage.night.transit, [WORKER, "worker-2"]) == {"worker-2"}
+    await stage.turn()
+    assert await stage.received() == [], "those three are the old id's, whose reaper decides"
+    await stage.order(1)
+    await stage.turn()
+    assert len(await stage.received()) == 1
+
+
+async def test_an_outcome_outlives_its_lease(stage: Shift) -> None:
+    """What was sent under the old id is settled under the new one."""
+    await stage.order(1)
+    await stage.dispatcher.take("AB")
+    await stage.lose_lease()
+    await stage.dispatcher.beat()
+    await stage.dispatcher.begin("worker-2")
+    await stage.sent()
+    await stage.dispatcher.settle("AB")
+    ((attempt, late),) = await stage.outcomes()
+    assert (attempt.state, late, attempt.worker) == (State.SUCCEEDED, "", WORKER)
+
+
+async def test_the_lease_is_given_up_at_the_end(stage: Shift) -> None:
+    """Nobody has to wait fifteen seconds for a worker that left."""
+    await stage.dispatcher.end()
+    assert await leases.alive(stage.night.transit, [WORKER]) == frozenset()
+
+
+async def test_at_once_bounds_the_process(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """Not more sends are under way than the process may have; the rest stays in the lane, and room wakes take."""
+    async with shift(
+        database_url, redis_url, key_prefix, tmp_path, bank=Bank(slow_ms=20), at_once=8
+    ) as stage:
+        await stage.order(20)
+        await stage.dispatcher.take("AB")
+        assert len(stage.box.sending) == 8
+        assert await stage.dispatcher.take("AB") == IDLE_S
+        assert stage.box.blocked
+        assert await stage.pending() == 8
+        await stage.sent()
+        assert stage.box.room.is_set()
+        for _ in range(8):
+            await stage.turn()
+        assert len(set(await stage.received())) == len(await stage.received()) == 20
+
+
+async def test_full_by_max_in_flight(stage: Shift) -> None:
+    """What another worker has in hand counts; room comes from settling."""
+    keys = stage.night.keys()
+    await stage.order(10)
+    await stage.night.transit.scripts.configure(
+        keys, generation=1, interval_us=1, guard_us=0, max_in_flight=4, floor_percent=20
+    )
+    await stage.night.take(3, worker="other")
+    await stage.dispatcher.take("AB")
+    assert len(stage.box.sending) == 1
+    assert await stage.dispatcher.take("AB") == IDLE_S
+    assert stage.box.blocked
+    await stage.sent()
+    stage.box.room.clear()
+    await stage.dispatcher.settle("AB")
+    assert stage.box.room.is_set()
+
+
+async def test_misses_make_bursts_smaller(stage: Shift) -> None:
+    """A process that comes too late begins fewer sends at once, and as many as before once it is in time."""
+    await stage.order(700)
+    stage.lateness(STRICT)
+    sizes = []
+    for _ in range(4):
+        await stage.dispatcher.take("AB")
+        sizes.append(len(stage.box.sending))
+        await stage.sent()
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] / 4
+    stage.lateness(FORGIVING)
+    for _ in range(28):
+        await stage.turn()
+    await stage.dispatcher.take("AB")
+    assert len(stage.box.sending) > sizes[0]
+
+
+async def test_misses_make_the_lead_longer(stage: Shift) -> None:
+    """After a miss the next slots begin later than before, counted from the asking."""
+    await stage.order(100)
+
+    async def lead() -> timedelta:
+        before = await stage.night.transit.redis.time()
+        await stage.dispatcher.take("AB")
+        tat = (await gauge(stage.night.transit, stage.night.keys())).tat_us
+        return timedelta(microseconds=tat - before[0] * 1_000_000 - before[1])
+
+    stage.lateness(STRICT)
+    assert await lead() >= timedelta(milliseconds=2)
+    for _ in range(4):
+        await stage.sent()
+        await stage.dispatcher.take("AB")
+    await stage.sent()
+    assert await lead() >= timedelta(milliseconds=25)
+
+
+async def test_paused_and_closed_send_nothing(stage: Shift) -> None:
+    """A pause holds at once; a partner without work is left alone for a while."""
+    await stage.order(2)
+    await stage.night.transit.scripts.pause(stage.night.keys(), generation=1, paused=True)
+    assert await stage.dispatcher.take("AB") >= IDLE_S
+    assert stage.box.sending == {}
+    await stage.night.transit.scripts.pause(stage.night.keys(), generation=1, paused=False)
+    await stage.turn()
+    assert await stage.dispatcher.take("AB") >= IDLE_S
+    assert len(await stage.received()) == 2
+
+
+async def test_a_store_that_is_away_makes_the_hand_doubtful(stage: Shift) -> None:
+    """Where a group is gone nothing is sent, and what is held is looked up before it is used again."""
+    batch = await stage.order(1)
+    await stage.night.transit.redis.xgroup_destroy(stage.night.keys().lane(f"batch:{batch}"), "senders")
+    assert await stage.dispatcher.take("AB") == IDLE_S
+    assert stage.box.doubtful
