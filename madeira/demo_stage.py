@@ -305,7 +305,6 @@ success = "success"
 retry_codes = ["TRY_LATER"]
 levels = [{levels}]
 timeout = "5s"
-guard = "40ms" # this machine plays the sender, both stores and all banks at once: its processes wait for each other
 allow_private = true
 """
     path = folder / "jobs.toml"

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -23,7 +25,7 @@ from sinks.webhook import Send
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
 from streams.envelope import Envelope, decode
-from streams.errors import StaleGeneration
+from streams.errors import StaleGeneration, StoreUnavailable
 from streams.keys import PartnerKeys
 from streams.pace import ClockMap
 from streams.scripts import Entry, PaceState, Place, Settlement, Take
@@ -74,6 +76,8 @@ class Outbox:
     blocked: bool = False
     """`take` waits for room; then a send that ends sets `room`."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
+    behind_s: float = 0.0
+    """By how much more than allowed the latest send left after its slot; `_postpone` makes up for it."""
     settle_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to settle."""
 
@@ -102,6 +106,7 @@ class Dispatcher:
         self._under_way = 0
         self._burst = _FIRST_BURST
         self._missed = 0
+        self._postponing: set[asyncio.Task[None]] = set()
         self._lead = _LEAST_LEAD
         self._lease_until = 0.0
         self._leaving = False
@@ -253,6 +258,7 @@ class Dispatcher:
                     attempt=held.entry.attempts + 1,
                     start=start,
                     timestamp_s=start_us // 1_000_000,
+                    late=partial(self._late, box),
                 )
             )
             checkpoint("send-after")
@@ -269,6 +275,23 @@ class Dispatcher:
             del box.sending[held.entry.place]
             if box.blocked:
                 box.room.set()
+
+    def _late(self, box: Outbox, by_s: float) -> None:
+        """A send was checked in time and stamped too late: this process lost the processor in between.
+
+        By the stamps, the second that begins with it would hold one send too many unless the next ones move away.
+        """
+        if box.behind_s == 0.0:
+            task = self._loop.create_task(self._postpone(box))
+            self._postponing.add(task)
+            task.add_done_callback(self._postponing.discard)
+        box.behind_s = max(box.behind_s, by_s)
+
+    async def _postpone(self, box: Outbox) -> None:
+        by, box.behind_s = timedelta(seconds=box.behind_s), 0.0
+        # No Redis, no slots: the second is over before there are any again.
+        with suppress(StaleGeneration, StoreUnavailable):
+            await self._transit.scripts.postpone(box.keys, generation=self.generation, by=by)
 
     async def _adopt(self, box: Outbox) -> None:
         """Make `held` what Redis says is pending under this worker and neither under way nor ended."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -92,6 +92,7 @@ class Send:
     milliseconds).
 
     `attempt` counts from 1; `timestamp_s` is the unix second that is signed, from Redis `TIME`.
+    `late` is told, at once, by how many seconds more than the partner's lateness the request left after its slot.
     """
 
     partner: Partner
@@ -99,6 +100,7 @@ class Send:
     attempt: int
     start: float
     timestamp_s: int
+    late: Callable[[float], None] | None = None
 
 
 def check_endpoint(endpoint: str) -> URL:
@@ -301,6 +303,8 @@ class Webhook:
         trip.sent_at = monotonic()
         transport.write(request)
         trip.sent_at = sent_at = monotonic()
+        if sent_at - start > route.lateness_s and send.late is not None:
+            send.late(sent_at - start - route.lateness_s)
         return await _answer(trip, protocol, connection, send, sent_at)
 
     def _is_quiet(self, protocol: ResponseHandler, transport: asyncio.Transport, route: _Route) -> bool:

@@ -80,6 +80,7 @@ _REAP = _Script("reap")
 _RECORDED = _Script("recorded")
 _FORGET = _Script("forget")
 _PAUSE = _Script("pause")
+_POSTPONE = _Script("postpone")
 _CONFIGURE = _Script("configure")
 _FENCE = _Script("fence")
 _UNFENCE = _Script("unfence")
@@ -323,6 +324,10 @@ class Scripts:
     async def pause(self, keys: PartnerKeys, *, generation: int, paused: bool) -> None:
         """Stops or resumes taking at once; what is in flight goes on."""
         await self._run(_PAUSE, (keys.pace,), generation, int(paused))
+
+    async def postpone(self, keys: PartnerKeys, *, generation: int, by: timedelta) -> None:
+        """Moves the partner's next slot away by this much, for a send that left too late for its own."""
+        await self._run(_POSTPONE, (keys.pace,), generation, by // timedelta(microseconds=1))
 
     async def configure(
         self,
