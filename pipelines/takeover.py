@@ -73,6 +73,6 @@ class Takeover:
         for partner in self._partners.values():
             keys = self._transit.keys.partner(partner.name, partner.tenant)
             for consumer in (worker, leases.reaper_of(worker)):
-                if await lanes.adopt(self._transit, keys, worker=consumer):
+                if await lanes.in_hand(self._transit, keys, worker=consumer):
                     return True
         return False

@@ -60,6 +60,17 @@ async def adopt(transit: Transit, keys: PartnerKeys, *, worker: str) -> tuple[En
     )
 
 
+async def in_hand(transit: Transit, keys: PartnerKeys, *, worker: str) -> bool:
+    """Whether anything is pending under this worker. Only looks: `adopt` would make it idle from now on again."""
+    lanes = await names(transit, keys)
+    with reached():
+        pipeline = transit.redis.pipeline(transaction=False)
+        for lane in lanes:
+            pipeline.xpending_range(keys.lane(lane), GROUP, "-", "+", 1, consumername=worker)
+        replies: list[list[object]] = await pipeline.execute()
+    return any(replies)
+
+
 async def last_id(transit: Transit, keys: PartnerKeys, lane: str) -> str:
     """How far the lane was ever fed: its last generated id, "0-0" when it is not there."""
     try:
