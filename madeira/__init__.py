@@ -1,5 +1,14 @@
-"""Start here: the only package that knows the others.
+"""Start here: the only package that knows the others. Commands, settings, wiring, and the loops.
 
-Reading order: ``settings`` (environment and jobs.toml), ``wiring`` (opens and closes everything), ``runtime``
-(the only loops), ``embedded`` (private Valkey and PostgreSQL), ``cli``, ``demo``.
+In reading order:
+
+- commands: `cli` (arguments and exit codes), `commands`, `morning`, `status`, `trace`, `check`, `show` and
+  `reconciliation` (what people see)
+- settings: `settings` (environment and jobs.toml), `configuration` (jobs.toml → frozen values), `tables`
+  (its keys), `values`, `mistakes` (all at once, with place and fix)
+- running: `wiring` (which servers), `worker` (all services of one process), `runtime` (the only loops),
+  `supervisor` (several processes), `logs`
+- private servers: `embedded`, `embedded_server`, `embedded_valkey`, `embedded_postgres`
+- one night to look at: `demo`, `demo_stage`, `demo_view`, `demo_count`, `banks` (thirteen partners with a
+  ledger)
 """

@@ -124,7 +124,7 @@ class PartnerTable(_Table):
     )
     already_accepted: list[str] = Field(
         default_factory=list,
-        description="Values of a 409 answer's `code` that say an earlier attempt was accepted.",
+        description="Values of the answer's `code` that say an earlier attempt was accepted; `409` means any 409.",
         examples=['["DUPLICATE"]'],
     )
     timeout: Annotated[
@@ -198,7 +198,9 @@ class PartnerTable(_Table):
         examples=["true"],
     )
     allow_private: bool = Field(
-        default=False, description="Allow private, loopback and link-local addresses.", examples=["true"]
+        default=False,
+        description="Allow private and loopback addresses; link-local and metadata ones never are.",
+        examples=["true"],
     )
     headers: Annotated[tuple[tuple[str, str | values.Variable], ...], PlainValidator(values.headers)] = Field(
         default=(),

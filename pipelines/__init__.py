@@ -1,1 +1,12 @@
-"""What moves, and in which order: from the source's rows to the partner's answer, the record, the report."""
+"""What moves, and in which order: from the source's rows to the partner's answer, the record, the report.
+
+In reading order:
+
+- a batch: `job`, `source` (one snapshot of accounting), `manifest` and `gate` (does it add up; pure),
+  `lease` (who runs it), `load` (the quick way in), `stage` (the careful one), `batch` (all of it, released
+  whole or not at all)
+- on its way: `feed` (PostgreSQL → lanes), `dispatch` (slots → sends → settle), `attempt` (an answer → what
+  is settled), `takeover` (what a dead worker left), `record` (outcomes → PostgreSQL)
+- when Redis was lost: `recover`; what operators want: `control`
+- the morning: `balance` (do the books agree; pure), `report` (files), `reconcile`
+"""

@@ -1,1 +1,10 @@
-"""How an event leaves and what is written down: the partner, the signature, the request, the answer."""
+"""How an event leaves and what is written down: the partner, the request, its answer, the record's schema and SQL.
+
+In reading order:
+
+- leaving: `partner` (who, how fast), `signature` (pure), `address` (where nobody may connect to), `webhook`
+  (one attempt)
+- the answer: `answer` (what came, as values), `classify` (what it means; pure)
+- the record: `statement` (loads `sql/`), `pool` (connections), `snapshot` (one moment of it), `migrate`
+  (runs `migrations/`), `report_run` (which reports were published)
+"""
