@@ -97,7 +97,7 @@ def database(url: str) -> Report:
 def _outdated(url: str) -> tuple[str, ...]:
     try:
         require_current(url)
-    except SchemaTooOld as error:
+    except (SchemaTooOld, StoreUnavailable) as error:
         return (f"PostgreSQL: {error}",)
     return ()
 

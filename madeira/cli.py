@@ -18,7 +18,8 @@ import click
 import uvloop
 
 from madeira import commands, logs
-from madeira.settings import Settings, load
+from madeira.embedded_server import EmbeddedError
+from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
 from madeira.trace import trace_of
 from streams.errors import ConfigurationError, MadeiraError, StoreUnavailable
@@ -38,6 +39,9 @@ class _Madeira(click.Group):
             ctx.exit(2)
         except StoreUnavailable as error:
             click.echo(f"a store does not answer: {error}", err=True)
+            ctx.exit(3)
+        except EmbeddedError as error:
+            click.echo(str(error), err=True)
             ctx.exit(3)
         except MadeiraError as error:
             click.echo(str(error), err=True)
@@ -64,7 +68,8 @@ def main(ctx: click.Context, config: Path | None) -> None:
     if config is not None:
         environ["MADEIRA_CONFIG"] = str(config)
         os.environ["MADEIRA_CONFIG"] = str(config)  # for the worker processes that `work` and `up` start
-    logs.set_up(environ.get("MADEIRA_LOG", "INFO"))
+    level = environ.get("MADEIRA_LOG", "").lower()
+    logs.set_up(level.upper() if level in LOG_LEVELS else "INFO")  # another one is told by `load`
     ctx.obj = lambda: load(environ)
 
 

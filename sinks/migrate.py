@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -9,8 +11,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
 
-from streams.errors import SchemaTooOld
+from streams.errors import SchemaTooOld, StoreUnavailable
 
 _LOCK = 0x6D61646569726100  # one migration at a time; any number that nobody else uses
 
@@ -36,32 +39,40 @@ def newest() -> str:
     return head
 
 
-def current(database_url: str) -> str | None:
-    """The revision that the database is at, None for an empty one."""
+@contextmanager
+def _engine(database_url: str) -> Iterator[Engine]:
+    """An engine for one use. Raises `StoreUnavailable` when PostgreSQL does not answer."""
     engine = engine_for(database_url)
     try:
-        with engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
+        yield engine
+    except OperationalError as error:
+        said = str(error.orig).strip().partition("\n")[0]
+        raise StoreUnavailable(f"PostgreSQL does not answer: {said}") from error
     finally:
         engine.dispose()
+
+
+def current(database_url: str) -> str | None:
+    """The revision that the database is at, None for an empty one. Raises `StoreUnavailable`."""
+    with _engine(database_url) as engine, engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
 
 
 def migrate(database_url: str) -> str:
-    """Run every missing revision; returns the one reached. Safe to call from several processes at once."""
-    engine = engine_for(database_url)
-    try:
-        with engine.begin() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-    finally:
-        engine.dispose()
+    """Run every missing revision; returns the one reached. Safe to call from several processes at once.
+
+    Raises `StoreUnavailable`.
+    """
+    with _engine(database_url) as engine, engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
     return newest()
 
 
 def require_current(database_url: str) -> None:
-    """Raises `SchemaTooOld`, naming the command, unless the database is at `newest()`."""
+    """Raises `SchemaTooOld`, naming the command, unless the database is at `newest()`; and `StoreUnavailable`."""
     found, wanted = current(database_url), newest()
     if found != wanted:
         raise SchemaTooOld(
