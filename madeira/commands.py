@@ -357,16 +357,21 @@ async def set_paused(
         async with open_stores(
             where.database_url, where.redis_url, key_prefix=settings.key_prefix, connections=2
         ) as stores:
-            waiting = await _waiting(settings, stores, names)
             if dry_run:
+                waiting = await _waiting(settings, stores, names)
                 show.say(f"{', '.join(names)} would be {verb}: {waiting:,} deliveries are in Redis for them")
                 return 0
             control = Control(stores.pool, stores.transit, settings.partners)
             await control.set_paused(names, paused=paused, who=who, why=why)
             try:
                 await control.apply((await read_generation(stores.pool)).number)
+                waiting = await _waiting(settings, stores, names)
             except (StaleGeneration, StoreUnavailable):
-                show.say("recorded; Redis follows as soon as it is there", style="yellow")
+                show.say(
+                    f"{verb} {', '.join(names)}: recorded; Redis follows as soon as it is there",
+                    style="yellow",
+                )
+                return 0
             show.say(f"{verb} {', '.join(names)}: {waiting:,} deliveries are in Redis for them")
     return 0
 

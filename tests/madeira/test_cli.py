@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -55,6 +56,27 @@ def test_a_store_that_does_not_answer_is_exit_3(config: Path, command: tuple[str
     )
     assert (result.exit_code, len(result.output.splitlines())) == (3, 1), result.output
     assert "PostgreSQL does not answer" in result.output
+
+
+def test_a_pause_is_recorded_while_redis_is_away(config: Path, database_url: str) -> None:
+    """What operators want is in PostgreSQL first, with who and why; Redis follows."""
+    redis_url = f"redis://127.0.0.1:{free_port()}/0"
+    result = called(
+        config,
+        "pause",
+        "AB",
+        "--why",
+        "they asked",
+        MADEIRA_DATABASE_URL=database_url,
+        MADEIRA_REDIS_URL=redis_url,
+    )
+    assert result.exit_code == 0, result.output
+    assert "Redis follows" in result.output
+    with psycopg.connect(database_url) as record:
+        intents = record.execute("SELECT partner, paused, why FROM partner_control").fetchall()
+        actions = record.execute("SELECT action, target, why FROM audit").fetchall()
+    assert intents == [("AB", True, "they asked")]
+    assert actions == [("pause", "AB", "they asked")]
 
 
 def test_embedded_servers_that_cannot_start_are_exit_3(config: Path, tmp_path: Path) -> None:
