@@ -134,6 +134,18 @@ def walk(command: click.Command) -> Iterator[click.Command]:
             yield from walk(below)
 
 
+def test_make_targets_that_pages_write_are_there() -> None:
+    """Every `make target` in a page is in the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE))
+    written = {
+        t
+        for path in PAGES
+        for t in re.findall(r"(?:`|^)make ([a-z]+)", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert {"demo", "test", "lint"} <= written
+    assert written <= targets
+
+
 def test_operations_has_every_variable_and_no_other() -> None:
     """The table of the environment is what the settings read."""
     assert named(section("docs/operations.md", "Environment")) == set(ENVIRONMENT)
