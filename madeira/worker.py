@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -149,7 +149,7 @@ class Worker:
     async def record(self) -> float:
         """Outcomes from Redis into PostgreSQL."""
         recorded = await self.recorder.step(_RECORD_AT_MOST)
-        return 0.0 if recorded >= _RECORD_AT_MOST else 0.02 if recorded else _IDLE_S
+        return 0.0 if recorded >= _RECORD_AT_MOST else _IDLE_S
 
     async def forget(self) -> float:
         """Drop from Redis what PostgreSQL has had for a minute."""
@@ -261,9 +261,11 @@ class Worker:
         try:
             given_back = 0
             while loop.time() < deadline:
-                given_back += await self.dispatcher.leave()
-                if self.dispatcher.in_flight == 0 and await self.dispatcher.learn_recorded() == 0:
-                    break
+                # A store that is away for a moment is no reason to break off what is in flight.
+                with suppress(*AWAY):
+                    given_back += await self.dispatcher.leave()
+                    if self.dispatcher.in_flight == 0 and await self.dispatcher.learn_recorded() == 0:
+                        break
                 await asyncio.sleep(0.05)
             clean = self.dispatcher.in_flight == 0 and self.dispatcher.unrecorded == 0
             if clean:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
 
@@ -23,24 +22,33 @@ WORKER_DIED = "worker died"
 _encoder = msgspec.msgpack.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Hand:
+class Hand(msgspec.Struct, frozen=True):
     """Who sent what for whom: an entry, decoded, in the hand of one worker under one generation."""
 
     partner: Partner
+    policy: RetryPolicy
     entry: Entry
     envelope: Envelope
     generation: int
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """When an attempt began (its slot), when its headers left (None: never), when it ended. UTC, Redis's clock."""
 
     started_at: datetime
     sent_at: datetime | None
     ended_at: datetime
+
+
+def policy_of(partner: Partner) -> RetryPolicy:
+    """How often and how long a partner is tried again; made once, used for every attempt."""
+    return RetryPolicy(
+        levels=partner.levels,
+        max_attempts=partner.max_attempts,
+        max_age=partner.max_age,
+        unknown_retries=partner.unknown_retries,
+    )
 
 
 def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: ClockMap) -> Settlement:
@@ -75,12 +83,7 @@ def settle_outcome(
         unknowns=unknowns,
         created_at=envelope.created_at,
         now=timing.ended_at,
-        policy=RetryPolicy(
-            levels=partner.levels,
-            max_attempts=partner.max_attempts,
-            max_age=partner.max_age,
-            unknown_retries=partner.unknown_retries,
-        ),
+        policy=hand.policy,
     )
     due_at = None if step.delay is None else timing.ended_at + step.delay
     attempt = Attempt(

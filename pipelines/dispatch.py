@@ -18,7 +18,9 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from pipelines.attempt import Hand, settle_answer
+import msgspec
+
+from pipelines.attempt import Hand, policy_of, settle_answer
 from sinks.answer import Answer, Failed, SlotMissed
 from sinks.partner import Partner
 from sinks.webhook import Send
@@ -28,6 +30,7 @@ from streams.envelope import Envelope, decode
 from streams.errors import StaleGeneration, StoreUnavailable
 from streams.keys import PartnerKeys
 from streams.pace import ClockMap
+from streams.retry import RetryPolicy
 from streams.scripts import Entry, PaceState, Place, Settlement, Take
 from streams.transit import Transit
 
@@ -39,6 +42,8 @@ _LONGEST_LEAD = HORIZON / 2
 IDLE_S = 0.05
 """How long a partner is left alone that has nothing to send."""
 SETTLE_AT_MOST = 200
+_GATHER_S = 0.003
+"""How long the first outcome waits for others, so that one call settles many."""
 TAKE_AT_MOST = 100
 _FIRST_BURST = 24
 _LEAST_BURST = 4
@@ -51,8 +56,7 @@ class Sends(Protocol):
         """Send one request at its slot's moment; never raises for what a partner does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """An entry that is ours under `generation` and was not sent yet."""
 
     entry: Entry
@@ -65,6 +69,7 @@ class Outbox:
     """What this worker has in hand for one partner."""
 
     partner: Partner
+    policy: RetryPolicy
     keys: PartnerKeys
     held: dict[Place, Held] = field(default_factory=dict)
     sending: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
@@ -113,7 +118,7 @@ class Dispatcher:
         self.worker = worker
         self.generation = generation
         self.outboxes = {
-            name: Outbox(partner, transit.keys.partner(partner.name, partner.tenant))
+            name: Outbox(partner, policy_of(partner), transit.keys.partner(partner.name, partner.tenant))
             for name, partner in partners.items()
         }
 
@@ -267,7 +272,7 @@ class Dispatcher:
                 if held.generation == self.generation:
                     box.held[held.entry.place] = held
             else:
-                hand = Hand(box.partner, held.entry, held.envelope, held.generation, worker)
+                hand = Hand(box.partner, box.policy, held.entry, held.envelope, held.generation, worker)
                 box.ended.append(settle_answer(hand, answer, start=start, clock=self._clock))
                 box.settle_due.set()
         finally:
@@ -317,6 +322,8 @@ class Dispatcher:
         """
         box = self.outboxes[name]
         box.settle_due.clear()
+        if 0 < len(box.ended) < SETTLE_AT_MOST // 4 and box.sending:
+            await asyncio.sleep(_GATHER_S)
         batch = box.ended[:SETTLE_AT_MOST]
         if not batch:
             return 1.0

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from psycopg_pool import AsyncConnectionPool
 
-from pipelines.attempt import Hand, settle_takeover
+from pipelines.attempt import Hand, policy_of, settle_takeover
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.statement import statement
@@ -50,9 +50,10 @@ class Takeover:
         )
         if not entries:
             return 0
+        policy = policy_of(partner)
         now = from_us(await gauges.now_us(self._transit.redis))
         settlements = [
-            settle_takeover(Hand(partner, entry, decode(entry.envelope), generation, worker), now)
+            settle_takeover(Hand(partner, policy, entry, decode(entry.envelope), generation, worker), now)
             for entry in entries
         ]
         await self._transit.scripts.settle(keys, generation=generation, settlements=settlements)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 LONGEST_RETRY_AFTER: Final = timedelta(days=31)
 """A partner that asks for more is taken to mean this."""
@@ -29,8 +30,7 @@ class Stage(StrEnum):
     """What came back is not HTTP."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole answer. `body` holds at most 64 KiB as received (never decompressed); `truncated` says that
     more came.
 
@@ -46,8 +46,7 @@ class Answer:
     ended_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """No whole answer. `sent_at` is None when nothing left this machine, which is when `may_have_arrived`
     is False.
 
@@ -63,8 +62,7 @@ class Failed:
     status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SlotMissed:
+class SlotMissed(msgspec.Struct, frozen=True):
     """Nothing was sent, for no fault of the partner: the slot went by, or every connection was taken.
 
     The entry stays with the worker and waits for another slot; no attempt is counted.

@@ -14,7 +14,6 @@ import os
 import select
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from ssl import SSLContext, SSLError
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from aiohttp import (
     ClientConnectorCertificateError,
     ClientConnectorDNSError,
@@ -86,8 +86,7 @@ def _user_agent() -> str:
 USER_AGENT: Final = _user_agent()
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """One attempt. `start` is its slot in seconds of `time.monotonic()` (uvloop's own clock counts whole
     milliseconds).
 

@@ -48,7 +48,7 @@ class ClockMap:
 
     def redis(self, local: float) -> datetime:
         """What Redis's clock showed at the monotonic second `local`, as UTC."""
-        return EPOCH + timedelta(microseconds=round((local + self.offset) * 1e6))
+        return EPOCH + timedelta(seconds=local + (self.low + self.high) / 2)
 
 
 def from_us(redis_us: int) -> datetime:

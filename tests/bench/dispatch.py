@@ -35,7 +35,7 @@ class Dispatch:
 
 def measure(site: Site, *, deliveries: int = 40_000, rounds: int = 3) -> Dispatch:
     """Run the rounds."""
-    site.write_jobs([Rate("P", 100_000, _AT_ONCE)])
+    site.write_jobs([Rate("P", 100_000, 4 * _AT_ONCE)])
     site.fill({"P": deliveries}, size=_BODY_BYTES)
     ours, bare = [], []
     for _ in range(rounds):
