@@ -24,6 +24,7 @@ from sinks.pool import borrow
 from sinks.statement import statement
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
+from streams.errors import StaleGeneration
 from streams.keys import PartnerKeys
 from streams.outcomes import START, Position, rewound
 from streams.transit import Transit
@@ -160,6 +161,9 @@ class Recovery:
             new = [partner for name, partner in self._partners.items() if name not in known]
             paused = await _paused(connection)
             for partner in new:
+                gauge = await gauges.gauge(self._transit, self._keys(partner))
+                if gauge.generation == generation.number and gauge.state == "open":
+                    continue  # an earlier introduction came as far as this, and was not committed
                 await self._fence(partner, generation.number)
                 # Known once, removed from jobs.toml, and back: what it had in transit then is gone for good.
                 await connection.execute(statement("recover/suspect_fed"), {"partner": partner.name})
@@ -184,18 +188,20 @@ class Recovery:
         await self._recorder.drain(None)
 
         suspects = 0 if losses.marked else await self._mark_suspects(losses, number)
+        await _still_mine(holder, number)
         for partner in self._partners.values():
             await lanes.drop_transit(self._transit, self._keys(partner))
         checkpoint("recover-after-drop")
         await self._forget_old_outcomes(number)
 
+        await _still_mine(holder, number)
         async with borrow(self._pool) as connection:
             paused = await _paused(connection)
         for partner in self._partners.values():
             await self._open(partner, number, paused)
         run_id = await gauges.run_id(self._transit.redis)
         async with borrow(self._pool) as connection:
-            await connection.execute(statement("recover/finish"), {"run_id": run_id})
+            await connection.execute(statement("recover/finish"), {"run_id": run_id, "number": number})
         recovered = Recovered(generation=number, reason=reason, suspects=suspects, lost=losses.lost)
         log.warning("recovery_finished", extra={"fields": {"generation": number, "suspects": suspects}})
         return recovered
@@ -216,10 +222,13 @@ class Recovery:
                 if found > before.number:
                     # PostgreSQL was restored from before that generation: its outcomes are still to be recorded.
                     await _make_known(connection, [partner], found)
-                if partner.name in offsets and not before.recovering:
-                    intact = gauge.generation is not None and gauge.generation >= before.number
+                if partner.name in offsets and not seen.marked:
+                    # An earlier recovery that broke off may not have come as far as fencing this one.
+                    known = gauge.generation is not None and (
+                        before.recovering or gauge.generation >= before.number
+                    )
                     if (
-                        not intact
+                        not known
                         or partner.name in gone
                         or not await lanes.groups_intact(self._transit, keys)
                     ):
@@ -304,6 +313,15 @@ async def _make_known(
             "tenants": [partner.tenant for partner in listed],
         },
     )
+
+
+async def _still_mine(holder: AsyncConnection[TupleRow], number: int) -> None:
+    """Raise `StaleGeneration` where another recovery went past ours, psycopg's error where the lock is lost.
+
+    Dropping transit is no script that looks at the generation, so whoever drops must be the one who recovers.
+    """
+    if not await _count(await holder.execute(statement("recover/still_mine"), {"number": number})):
+        raise StaleGeneration(f"another recovery went past generation {number}")
 
 
 async def _count(cursor: AsyncCursor[TupleRow]) -> int:
