@@ -6,6 +6,7 @@ so a crash anywhere reads again and writes nothing twice.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,7 +36,10 @@ log = logging.getLogger(__name__)
 _LOOKED_AT = 50
 """How many idle streams one step checks for having lost their entries."""
 
-_FORGET_CHUNK = 1_000
+_TURN = 50
+"""Outcomes handled before sends get their turn: a worker that looks away for milliseconds misses its slots."""
+
+_FORGET_CHUNK = 200
 _FORGET_MOST = 100_000
 
 _attempts = msgspec.msgpack.Decoder(Attempt)
@@ -340,7 +344,9 @@ async def _write(
     rows: list[_Row] = []
     bad: list[_Bad] = []
     for offset, entries in read:
-        for entry in entries:
+        for number, entry in enumerate(entries, start=1):
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
             try:
                 rows.append(_parsed(offset, entry))
             except (msgspec.MsgspecError, ValueError, IndexError) as error:
@@ -404,8 +410,10 @@ async def _write_rows(connection: AsyncConnection[TupleRow], rows: Sequence[_Row
         await cursor.execute(statement("record/clear"))
         async with cursor.copy(statement("record/copy")) as copy:
             copy.set_types(_COLUMN_TYPES)
-            for row in rows:
+            for number, row in enumerate(rows, start=1):
                 await copy.write_row(_columns(row))
+                if number % _TURN == 0:
+                    await asyncio.sleep(0)
         await cursor.execute(statement("record/write"), _RULES)
 
 
