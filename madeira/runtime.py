@@ -20,6 +20,7 @@ Step = Callable[[], Awaitable[float]]
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
+_WATCH_EVERY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -38,17 +39,29 @@ class Stuck(Exception):
 
 
 async def run(
-    services: Sequence[Service], *, stop: asyncio.Event, away: tuple[type[BaseException], ...]
+    services: Sequence[Service],
+    *,
+    stop: asyncio.Event,
+    away: tuple[type[BaseException], ...],
+    grace_s: float = 5.0,
 ) -> None:
-    """Repeat all services until `stop` is set; steps under way are finished first.
+    """Repeat all services until `stop` is set; a step under way has `grace_s` from then on to finish.
 
+    What takes longer (a recovery that waits for somebody) is cancelled: every step may be broken off anywhere.
     `away` are the errors that mean that a store does not answer. Any other error of a step ends them all and
     is raised (in an `ExceptionGroup`), and so is `Stuck`.
     """
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(_repeat(service, stop, away), name=service.name) for service in services]
-        watch = group.create_task(_watch(services, stop), name="watch")
-        await asyncio.wait(loops)
+        watch = group.create_task(_watch(services), name="watch")
+        asked = group.create_task(stop.wait())
+        # A loop only ends by `stop` or by its error, which the group raises here.
+        await asyncio.wait({asked, *loops}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        _, slow = await asyncio.wait(loops, timeout=grace_s)
+        for task in slow:
+            log.warning("step_broken_off", extra={"fields": {"service": task.get_name()}})
+            task.cancel()
         watch.cancel()
 
 
@@ -108,15 +121,15 @@ async def _wait(delay: float, stop: asyncio.Event, wake: asyncio.Event | None) -
         pass
 
 
-async def _watch(services: Sequence[Service], stop: asyncio.Event) -> None:
+async def _watch(services: Sequence[Service]) -> None:
     loop = asyncio.get_running_loop()
-    while not stop.is_set():
+    while True:  # until `run` ends it: who hangs while everybody leaves is stuck, too
         now = loop.time()
         for service in services:
             if service.started_at is not None and now - service.started_at > service.deadline_s:
                 log.error("service_stuck", extra={"fields": {"service": service.name}})
                 raise Stuck(f"{service.name} has not come back for {service.deadline_s:.0f} s")
-        await _wait(1.0, stop, None)
+        await asyncio.sleep(_WATCH_EVERY_S)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

@@ -21,7 +21,8 @@ async def supervise(command: Sequence[str], *, processes: int, stop: asyncio.Eve
     Children get SIGTERM and `grace_s` seconds before SIGKILL. Returns 0 when all of them left cleanly.
     """
     codes = await asyncio.gather(*(_keep(command, number, stop, grace_s) for number in range(processes)))
-    return 0 if all(code == 0 for code in codes) else 1
+    # Whoever dies of SIGTERM was not yet listening for it, and had nothing in hand.
+    return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
 async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_s: float) -> int:
@@ -36,10 +37,10 @@ async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_
         code = await _wait(child, stop, grace_s)
         if stop.is_set():
             return code
-        log.error("worker_ended", extra={"fields": {"number": number, "code": code, "again_in_s": pause}})
         pause = (
             _FIRST_PAUSE_S if loop.time() - started > _HEALTHY_AFTER_S else min(2 * pause, _LONGEST_PAUSE_S)
         )
+        log.error("worker_ended", extra={"fields": {"number": number, "code": code, "again_in_s": pause}})
         try:
             async with asyncio.timeout(pause):
                 await stop.wait()

@@ -37,7 +37,7 @@ AWAY = (StoreUnavailable, StaleGeneration)
 """What passes by itself: a store that does not answer, or a generation that recovery is about to settle."""
 
 _IDLE_S = 0.1
-_RECORD_AT_MOST = 2000
+_RECORD_AT_MOST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Worker:
         self._partners = partners
         self.generation = 0
         self._recovering = True
+        self._configured = -1
         self.recorder = Recorder(stores.pool, stores.transit, partners)
         self.feeder = Feeder(stores.pool, stores.transit, partners)
         self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
@@ -133,11 +134,26 @@ class Worker:
         """Follow PostgreSQL's generation; say so there once everything is handed in under it."""
         found = await read_generation(self._stores.pool)
         self._recovering = found.recovering
+        if not found.recovering and found.number != self._configured:
+            await self._configure(found.number)
         handed_in = self.dispatcher.follow(found.number)
         if found.number > self.generation and handed_in:
             await self._say(found.number)
             self.generation = found.number
         return 0.1 if found.recovering else 0.25
+
+    async def _configure(self, generation: int) -> None:
+        """Once per start and generation: the rates and bounds of jobs.toml into every partner's pace."""
+        for partner in self._partners.values():
+            await self._stores.transit.scripts.configure(
+                self._stores.transit.keys.partner(partner.name, partner.tenant),
+                generation=generation,
+                interval_us=partner.interval_us,
+                guard_us=partner.guard // timedelta(microseconds=1),
+                max_in_flight=partner.max_in_flight,
+                floor_percent=partner.batch_floor_percent,
+            )
+        self._configured = generation
 
     # -- what is done ---------------------------------------------------------------------------------------
 

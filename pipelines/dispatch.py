@@ -81,8 +81,9 @@ class Outbox:
     blocked: bool = False
     """`take` waits for room; then a send that ends sets `room`."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
-    behind_s: float = 0.0
-    """By how much more than allowed the latest send left after its slot; `_postpone` makes up for it."""
+    pushed_s: float = 0.0
+    """How far the partner's slots were moved away for late sends, for slots up to `pushed_until`."""
+    pushed_until: float = 0.0
     settle_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to settle."""
 
@@ -285,15 +286,25 @@ class Dispatcher:
         """A send was checked in time and stamped too late: this process lost the processor in between.
 
         By the stamps, the second that begins with it would hold one send too many unless the next ones move away.
+        Those of one stall move them once, by the largest of their delays.
         """
-        if box.behind_s == 0.0:
-            task = self._loop.create_task(self._postpone(box))
-            self._postponing.add(task)
-            task.add_done_callback(self._postponing.discard)
-        box.behind_s = max(box.behind_s, by_s)
+        now = monotonic()
+        if now - by_s >= box.pushed_until:
+            box.pushed_s = 0.0
+        owed_s = by_s - box.pushed_s
+        if owed_s <= 0:
+            return
+        box.pushed_s += owed_s
+        box.pushed_until = now + HORIZON.total_seconds()
+        task = self._loop.create_task(self._postpone(box, timedelta(seconds=owed_s)))
+        self._postponing.add(task)
+        task.add_done_callback(self._postponing.discard)
 
-    async def _postpone(self, box: Outbox) -> None:
-        by, box.behind_s = timedelta(seconds=box.behind_s), 0.0
+    async def settled_pace(self) -> None:
+        """Return when every postponement that is under way has reached Redis."""
+        await asyncio.gather(*self._postponing)
+
+    async def _postpone(self, box: Outbox, by: timedelta) -> None:
         # No Redis, no slots: the second is over before there are any again.
         with suppress(StaleGeneration, StoreUnavailable):
             await self._transit.scripts.postpone(box.keys, generation=self.generation, by=by)

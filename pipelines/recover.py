@@ -56,6 +56,8 @@ class _Losses(msgspec.Struct, frozen=True):
 
     lost: tuple[str, ...] = ()
     marked: bool = False
+    restored: bool = False
+    """Redis was ahead of PostgreSQL, which therefore comes from an older copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,9 @@ class Recovery:
                         or not await lanes.groups_intact(self._transit, keys)
                     ):
                         lost.add(partner.name)
-            losses = _Losses(lost=tuple(sorted(lost)), marked=seen.marked)
+            losses = _Losses(
+                lost=tuple(sorted(lost)), marked=seen.marked, restored=seen.restored or found > before.number
+            )
             number = found + 1
             await connection.execute(
                 statement("recover/begin"),
@@ -263,14 +267,20 @@ class Recovery:
             cursor = await connection.execute(
                 statement("recover/silent_workers"), {"lease": leases.LEASE, "generation": number}
             )
-            if await cursor.fetchall():
+            silent = await cursor.fetchall()
+            if losses.restored:
+                for name in self._partners:
+                    marked += (
+                        await connection.execute(statement("recover/suspect_all"), {"partner": name})
+                    ).rowcount
+            elif silent:
                 for name in losses.lost:
                     marked += (
                         await connection.execute(statement("recover/suspect_fed"), {"partner": name})
                     ).rowcount
                 for name, deliveries in named.items():
                     marked += await _suspect(connection, name, deliveries)
-            done = msgspec.json.encode(_Losses(lost=losses.lost, marked=True)).decode()
+            done = msgspec.json.encode(msgspec.structs.replace(losses, marked=True)).decode()
             await connection.execute(statement("recover/marked"), {"suspects": done})
         return marked
 

@@ -168,7 +168,7 @@ def fire(
     if isinstance(claimed, Taken):
         return claimed
     fields = {"job": job.id, "business_date": business_date.isoformat(), "attempt": claimed.attempt}
-    log.info("run-claimed", extra={"fields": fields})
+    log.info("run_claimed", extra={"fields": fields})
     with _kept(connect, claimed, every=renew_every):
         ran = _guarded(run, job, business_date)
     with connect() as connection:
@@ -176,7 +176,7 @@ def fire(
     if not ours:
         ran = Ran(End.LATER, "another scheduler took this run over while it lasted")
     level = logging.INFO if ran.end is End.DONE else logging.WARNING
-    log.log(level, "run-ended", extra={"fields": fields | {"end": ran.end.value, "detail": ran.detail}})
+    log.log(level, "run_ended", extra={"fields": fields | {"end": ran.end.value, "detail": ran.detail}})
     return Fired(
         job=job.id, business_date=business_date, attempt=claimed.attempt, end=ran.end, detail=ran.detail
     )
@@ -208,7 +208,7 @@ def _guarded(run: Run, job: Job, business_date: date) -> Ran:
         # Whatever it is, the ledger must say that the run ended.
         trace = _without_secret("".join(format_exception(error)), job)
         fields = {"job": job.id, "business_date": business_date.isoformat(), "trace": trace}
-        log.error("run-raised", extra={"fields": fields})  # noqa: TRY400 - it could show the DSN
+        log.error("run_raised", extra={"fields": fields})  # noqa: TRY400 - it could show the DSN
         return Ran(End.FAILED, _without_secret(f"{type(error).__name__}: {error}", job))
 
 
@@ -229,10 +229,10 @@ def _kept(connect: Connect, claimed: Claim, *, every: timedelta) -> Iterator[Non
                     ours = renew(connection, claimed)
             except (psycopg.Error, MadeiraError, OSError) as error:
                 # The next beat tries again; five are missed before the lease ends.
-                log.warning("lease-not-renewed", extra={"fields": {"job": claimed.job, "error": str(error)}})
+                log.warning("run_lease_not_renewed", extra={"fields": {"job": claimed.job, "error": str(error)}})
                 continue
             if not ours:
-                log.warning("lease-lost", extra={"fields": {"job": claimed.job, "owner": claimed.owner}})
+                log.warning("run_lease_lost", extra={"fields": {"job": claimed.job, "owner": claimed.owner}})
                 return
 
     thread = Thread(target=keep, name=f"lease-{claimed.job}", daemon=True)

@@ -174,7 +174,7 @@ class Service:
         try:
             self._scheduler.run_due(job_id)
         except (MadeiraError, psycopg.Error, OSError) as error:
-            log.warning("schedule-not-looked-at", extra={"fields": {"job": job_id, "error": str(error)}})
+            log.warning("schedule_not_looked_at", extra={"fields": {"job": job_id, "error": str(error)}})
         finally:
             with self._lock:
                 self._running.discard(job_id)

@@ -397,6 +397,6 @@ def _stage(error: Exception, *, sent: bool, expired: bool) -> tuple[Stage, str]:
                 return Stage.RESET, f"no answer: {detail}"
             return Stage.CONNECT, f"no connection: {detail}"
         case _:
-            _log.warning("send-unforeseen", exc_info=error, extra={"fields": {"error": type(error).__name__}})
+            _log.warning("send_unforeseen", exc_info=error, extra={"fields": {"error": type(error).__name__}})
             name = type(error).__name__
             return (Stage.GARBLED, f"unforeseen: {name}") if sent else (Stage.CONNECT, f"unforeseen: {name}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from madeira.banks import Bank
-from pipelines.dispatch import IDLE_S
+from pipelines.dispatch import IDLE_S, Dispatcher
+from sinks.answer import Answer, Failed, SlotMissed
+from sinks.webhook import Send, Webhook
 from streams import leases
 from streams.delivery import Kind, State
-from streams.gauges import gauge
+from streams.gauges import gauge, now_us
 from tests.pipelines.night import WORKER
 from tests.pipelines.shift import FORGIVING, STRICT, Shift, shift
 
@@ -359,3 +362,35 @@ async def test_a_store_that_is_away_makes_the_hand_doubtful(stage: Shift) -> Non
     await stage.night.transit.redis.xgroup_destroy(stage.night.keys().lane(f"batch:{batch}"), "senders")
     assert await stage.dispatcher.take("AB") == IDLE_S
     assert stage.box.doubtful
+
+
+@dataclass(frozen=True, slots=True)
+class Descheduled:
+    """The real engine in a process that loses the processor between the write and the stamp."""
+
+    webhook: Webhook
+    by_s: float
+
+    async def send(self, request: Send) -> Answer | Failed | SlotMissed:
+        """Send, and say that it left that much too late."""
+        answer = await self.webhook.send(request)
+        assert request.late is not None
+        request.late(self.by_s)
+        return answer
+
+
+async def test_a_late_stamp_moves_the_next_slots_away(stage: Shift) -> None:
+    """Sends that were stamped too late cost the partner that much time, once for all of a moment."""
+    sends = Descheduled(stage.webhook, by_s=30.0)
+    late = Dispatcher(stage.night.transit, sends, stage.partners, worker=WORKER, generation=1)
+    await late.begin("late")
+    await stage.order(3)
+
+    await late.take("AB")
+    await asyncio.gather(*late.outboxes["AB"].sending.values())
+    await late.settled_pace()
+
+    ahead_us = (await gauge(stage.night.transit, stage.night.keys())).tat_us - await now_us(
+        stage.night.transit.redis
+    )
+    assert 25_000_000 < ahead_us < 31_000_000
