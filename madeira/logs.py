@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 _LIBRARIES = ("apscheduler", "alembic", "aiohttp", "asyncio", "psycopg")
 
 
-class _Line(logging.Formatter):
+class Line(logging.Formatter):
     """Renders a record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,18 +33,19 @@ class _Line(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-class _OncePerSecond(logging.Filter):
-    """Lets a line of the same logger, event and level pass once a second."""
+class OncePerSecond(logging.Filter):
+    """Lets a line of the same logger, event, level, partner and service pass once a second of `clock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._clock = clock
         self._seen: dict[tuple[str, str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields: dict[str, object] = getattr(record, "fields", {})
         subject = str(fields.get("partner", "")) + str(fields.get("service", ""))
         key = (record.name, str(record.msg) + subject, record.levelno)
-        now = time.monotonic()
+        now = self._clock()
         last, left_out = self._seen.get(key, (float("-inf"), 0))
         if now - last < 1.0:
             self._seen[key] = (last, left_out + 1)
@@ -59,8 +61,8 @@ class _OncePerSecond(logging.Filter):
 def set_up(level: str = "INFO") -> None:
     """Send log lines of this process to stderr; libraries speak only from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Line())
-    handler.addFilter(_OncePerSecond())
+    handler.setFormatter(Line())
+    handler.addFilter(OncePerSecond())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
