@@ -68,23 +68,30 @@ async def run(
 async def insist(
     step: Callable[[], Awaitable[None]], *, stop: asyncio.Event, away: tuple[type[BaseException], ...]
 ) -> bool:
-    """Repeat a step that must succeed once before anything else; False when `stop` was set first."""
-    done = asyncio.Event()
+    """Repeat a step that must succeed once before anything else; False when `stop` was set first.
+
+    A try under way is finished, and counts if it succeeds: what it began is for the caller to end.
+    """
+    succeeded = False
+    ended = asyncio.Event()
 
     async def once() -> float:
+        nonlocal succeeded
         await step()
-        done.set()
+        succeeded = True
+        ended.set()
         return 0.0
 
-    stopped = asyncio.create_task(stop.wait())
-    trying = asyncio.create_task(_repeat(Service(step.__name__, once), done, away))
-    await asyncio.wait({stopped, trying}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not trying.done():
-        trying.cancel()
-        return False
-    await trying
-    return True
+    async def stopped() -> None:
+        await stop.wait()
+        ended.set()
+
+    stopping = asyncio.create_task(stopped())
+    try:
+        await _repeat(Service(step.__name__, once), ended, away)
+    finally:
+        stopping.cancel()
+    return succeeded
 
 
 async def _repeat(service: Service, stop: asyncio.Event, away: tuple[type[BaseException], ...]) -> None:

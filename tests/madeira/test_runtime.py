@@ -196,6 +196,18 @@ async def test_insist_gives_up_at_stop() -> None:
         assert not await insist(begin, stop=stop, away=AWAY)
 
 
+async def test_insist_finishes_a_try() -> None:
+    """What was begun is not left half done: who was asked to leave meanwhile is told that it has begun."""
+    stop, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def begin() -> None:
+        stop.set()
+        asyncio.get_running_loop().call_later(0.01, goes_on.set)
+        await goes_on.wait()
+
+    assert await insist(begin, stop=stop, away=AWAY)
+
+
 async def test_insist_raises_a_fault() -> None:
     """What does not pass by itself comes out."""
 
