@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 
 import msgspec
 from rich.console import Console
@@ -50,8 +51,7 @@ def amount(minor: int | None, currency: str | None) -> str:
     """An amount as people read it: `21,228,993.60 CZK`; empty where there is none."""
     if minor is None or currency is None:
         return ""
-    whole, point, cents = render(minor, currency).partition(".")
-    return f"{int(whole):,}{point}{cents} {currency}"
+    return f"{Decimal(render(minor, currency)):,} {currency}"
 
 
 def moment(at: datetime | None) -> str:

@@ -92,9 +92,11 @@ class Worker:
     # -- who I am -----------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Register in PostgreSQL, then take a lease, both under a new id and PostgreSQL's generation."""
+        """Register in PostgreSQL, then take a lease, both under a new id; held entries are dropped."""
         worker = new_worker_id()
-        generation = await read_generation(self._stores.pool)
+        found = await read_generation(self._stores.pool)
+        # An earlier life of this process may have something in hand: then it has not handed in yet.
+        handed_in = self.dispatcher.follow(found.number)
         async with borrow(self._stores.pool) as connection:
             await connection.execute(
                 statement("worker/begin"),
@@ -102,10 +104,9 @@ class Worker:
                     "id": worker,
                     "host": socket.gethostname(),
                     "pid": os.getpid(),
-                    "generation": generation.number,
+                    "generation": found.number if handed_in else self.generation,
                 },
             )
-        self.dispatcher.follow(generation.number)
         await self.dispatcher.begin(worker)
 
     async def beat(self) -> float:
@@ -115,13 +116,18 @@ class Worker:
         return 5.0
 
     async def report(self) -> float:
-        """The heartbeat in PostgreSQL."""
-        await self._say(self.generation)
+        """The heartbeat in PostgreSQL; begin again under a new id where ours was closed as silent.
+
+        No recovery waits for a closed record, nor suspects what its worker has in flight.
+        """
+        if not await self._say(self.generation):
+            log.warning("record_closed", extra={"fields": {"worker": self.dispatcher.worker}})
+            await self.begin()
         return 5.0
 
-    async def _say(self, generation: int) -> None:
+    async def _say(self, generation: int) -> bool:
         async with borrow(self._stores.pool) as connection:
-            await connection.execute(
+            cursor = await connection.execute(
                 statement("worker/beat"),
                 {
                     "id": self.dispatcher.worker,
@@ -129,6 +135,7 @@ class Worker:
                     "generation": generation,
                 },
             )
+            return cursor.rowcount == 1
 
     async def follow(self) -> float:
         """Follow PostgreSQL's generation; say so there once everything is handed in under it."""

@@ -1,0 +1,84 @@
+"""What needs attention, by what was read; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+from madeira.status import BatchRow, PartnerStatus, Recorded, Store, problems
+from streams.gauges import DelayGauge, Gauge
+
+NOW = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
+STORE = Store(number=3, state="open", now=NOW, workers=2, silent=0, quarantined=0)
+GAUGE = Gauge(3, "open", False, 0, 0, 0, 0, 0, "0-0", (), (), 0, 0)
+FINE = PartnerStatus("AB", 50, Recorded("AB", 0, 0, 10, 0, 0, NOW), GAUGE)
+BATCH = BatchRow(7, "payment-orders", date(2026, 3, 2), 1, "released", 10, 0, None, NOW, NOW, None)
+
+
+def with_record(**changes: object) -> PartnerStatus:
+    """AB with another record."""
+    return replace(FINE, recorded=replace(FINE.recorded, **changes))  # type: ignore[arg-type] # fields by name
+
+
+def with_gauge(**changes: object) -> PartnerStatus:
+    """AB with 5 pending deliveries and something else in Redis."""
+    return replace(with_record(pending=5), gauge=replace(GAUGE, **changes))  # type: ignore[arg-type] # fields by name
+
+
+def test_nothing_needs_attention() -> None:
+    """A night that goes well has no problem, also while there is work."""
+    assert problems(STORE, [FINE], [BATCH]) == ()
+    assert problems(STORE, [with_record(pending=5, last_progress=NOW - timedelta(seconds=59))], [BATCH]) == ()
+    assert problems(STORE, [with_record(pending=5, last_progress=None)], [BATCH]) == (), "not begun yet"
+    assert problems(replace(STORE, workers=0), [FINE], [BATCH]) == (), "nothing waits for a worker"
+
+
+@pytest.mark.parametrize(
+    ("store", "partner", "said"),
+    [
+        (replace(STORE, state="recovering"), FINE, "recovery is under way (generation 3)"),
+        (replace(STORE, quarantined=1200), FINE, "1,200 outcomes could not be recorded"),
+        (replace(STORE, silent=1), FINE, "1 workers were not heard of"),
+        (replace(STORE, workers=0), with_record(retrying=2), "2 deliveries wait and no worker is running"),
+        (STORE, with_gauge(paused=True), "AB is paused with 5 deliveries waiting: `madeira resume AB`"),
+        (STORE, with_gauge(unrecorded=5_001), "the recorder is 5,001 outcomes behind for AB"),
+        (
+            STORE,
+            with_record(pending=5, last_progress=NOW - timedelta(seconds=61)),
+            "AB has 5 deliveries and no progress since",
+        ),
+        (
+            STORE,
+            with_gauge(delays=(DelayGauge(60, 1, int(NOW.timestamp() * 1000) - 60_001),)),
+            "AB has retries that are due and not released",
+        ),
+    ],
+)
+def test_each_problem_is_a_sentence(store: Store, partner: PartnerStatus, said: str) -> None:
+    """One problem, one sentence, with what to do where that is known."""
+    (found,) = problems(store, [partner], [])
+    assert said in found
+
+
+def test_a_pause_explains_that_nothing_moves() -> None:
+    """A paused partner is that problem alone, however long it stands still."""
+    late = DelayGauge(60, 1, 0)
+    stands = replace(with_gauge(paused=True, delays=(late,)))
+    stands = replace(stands, recorded=replace(stands.recorded, last_progress=NOW - timedelta(days=1)))
+    assert len(problems(STORE, [stands], [])) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"state": "failed"}, "batch 7 (payment-orders for 2026-03-02) failed, nothing of it was sent"),
+        ({"state": "running", "lease_over": True}, "batch 7 (payment-orders for 2026-03-02) is stuck"),
+    ],
+)
+def test_batches(changes: dict[str, object], said: str) -> None:
+    """A failed one and one whose runner is gone; one that is being run is none."""
+    (found,) = problems(STORE, [FINE], [replace(BATCH, **changes)])  # type: ignore[arg-type] # fields by name
+    assert said in found
+    assert problems(STORE, [FINE], [replace(BATCH, state="running", lease_over=False)]) == ()

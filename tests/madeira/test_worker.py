@@ -1,0 +1,187 @@
+"""A worker's identity and its part in recovery, step by step on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from madeira.banks import Bank, Banks
+from madeira.worker import Stores, Worker, new_worker_id, open_stores
+from sinks.pool import borrow
+from sinks.webhook import Webhook
+from streams import leases
+from tests.partner import banks, partner
+from tests.pipelines.shift import FORGIVING
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker with its stores and its bank."""
+
+    worker: Worker
+    stores: Stores
+    banks: Banks
+
+    async def sql(self, query: str) -> list[tuple[object, ...]]:
+        """What the record says, or a change of it."""
+        async with borrow(self.stores.pool) as connection:
+            cursor = await connection.execute(query.encode())
+            return await cursor.fetchall() if cursor.description else []
+
+    async def order(self, rows: int) -> None:
+        """Released deliveries for AB, made just now."""
+        await self.sql(
+            f"""WITH b AS (INSERT INTO batch (job, business_date, state) VALUES ('j', '2026-03-02', 'released')
+                           RETURNING id),
+                     e AS (INSERT INTO event (source, event_id, event_type, body, body_sha256, trace_id, created_at,
+                                              batch_id)
+                           SELECT 'j', n::text, 'payment', '{{}}', '', repeat('a', 32), now(), b.id
+                           FROM b, generate_series(1, {rows}) AS n RETURNING id, event_id, batch_id),
+                     d AS (INSERT INTO delivery (event, partner, row_number, batch_id, updated_at)
+                           SELECT id, 'AB', event_id::integer, batch_id, now() FROM e)
+                INSERT INTO batch_partner (batch_id, partner, rows) SELECT id, 'AB', {rows} FROM b"""
+        )
+
+    async def until_open(self) -> None:
+        """Recover for the first time, and let this worker know."""
+        await self.worker.recover()
+        await self.worker.follow()
+
+
+@asynccontextmanager
+async def place(
+    database_url: str, redis_url: str, key_prefix: str, folder: Path, bank: Bank | None = None
+) -> AsyncIterator[Place]:
+    """A worker that has not begun."""
+    async with (
+        banks(folder, AB=bank or Bank()) as received,
+        Webhook.open(connections=16) as webhook,
+        open_stores(database_url, redis_url, key_prefix=key_prefix) as stores,
+    ):
+        to = replace(partner(received.endpoint("AB")), qps=1000, lateness=FORGIVING)
+        yield Place(Worker(stores, webhook, {"AB": to}), stores, received)
+
+
+@pytest.fixture
+async def at(database_url: str, redis_url: str, key_prefix: str, tmp_path: Path) -> AsyncIterator[Place]:
+    """A worker that has not begun, and a bank that behaves well."""
+    async with place(database_url, redis_url, key_prefix, tmp_path) as found:
+        yield found
+
+
+async def test_beginning_is_registered_and_leased(at: Place) -> None:
+    """First in the record, so that recovery knows whom to wait for, then in Redis."""
+    await at.worker.begin()
+    worker = at.worker.dispatcher.worker
+    assert await at.sql("SELECT id, generation, ended_at FROM worker") == [(worker, 0, None)]
+    assert await leases.alive(at.stores.transit, [worker]) == {worker}
+
+
+async def test_a_lost_lease_begins_another_life(at: Place) -> None:
+    """Another id, another row; the old one's is left for those who take over."""
+    await at.worker.begin()
+    before = at.worker.dispatcher.worker
+    await leases.end(at.stores.transit, before)
+    await at.worker.beat()
+    now = at.worker.dispatcher.worker
+    assert now != before
+    assert await leases.alive(at.stores.transit, [before, now]) == {now}
+    assert len(await at.sql("SELECT id FROM worker WHERE ended_at IS NULL")) == 2
+
+
+async def test_a_record_that_was_closed_begins_another_life(at: Place) -> None:
+    """Whoever was taken for silent has a new id and an open record at its next heartbeat: it is waited for."""
+    await at.worker.begin()
+    before = at.worker.dispatcher.worker
+    await at.worker.report()
+    assert at.worker.dispatcher.worker == before
+    await at.sql("UPDATE worker SET ended_at = now()")
+    await at.worker.report()
+    now = at.worker.dispatcher.worker
+    assert now != before
+    assert await at.sql("SELECT id FROM worker WHERE ended_at IS NULL") == [(now,)]
+
+
+async def test_another_life_does_not_say_that_it_has_handed_in(at: Place) -> None:
+    """What is under way from before the lease was lost is still to be handed in, so recovery waits for the new id."""
+    await at.until_open()
+    await at.worker.begin()
+    await at.worker.follow()
+    await at.order(1)
+    await at.worker.feed()
+    dispatcher = at.worker.dispatcher
+    while dispatcher.in_flight == 0:
+        await dispatcher.take("AB")
+    await at.sql("UPDATE generation SET number = 5, state = 'recovering'")
+    await at.worker.begin()
+    mine = f"SELECT generation FROM worker WHERE id = '{dispatcher.worker}'"
+    assert await at.sql(mine) == [(1,)]
+    await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
+    await at.stores.transit.scripts.fence(dispatcher.outboxes["AB"].keys, generation=5, guard_us=0)
+    await dispatcher.settle("AB")
+    await at.worker.follow()
+    assert await at.sql(mine) == [(5,)]
+
+
+async def test_nothing_is_moved_while_recovery_is_due(at: Place) -> None:
+    """A worker that does not know yet that all is open feeds, sweeps, releases and takes over nothing."""
+    await at.worker.begin()
+    await at.order(3)
+    for step in (
+        at.worker.feed,
+        at.worker.sweep,
+        at.worker.release,
+        at.worker.take_over,
+        at.worker.follow_controls,
+    ):
+        assert await step() > 0
+    keys = [
+        key async for key in at.stores.transit.redis.scan_iter(match=f"{at.stores.transit.keys.prefix}:{{*")
+    ]
+    assert keys == []
+
+
+async def test_a_worker_says_that_it_has_handed_in(at: Place) -> None:
+    """Once it follows another generation with nothing in hand, its row says so."""
+    await at.until_open()
+    await at.worker.begin()
+    await at.sql("UPDATE generation SET number = 5, state = 'recovering'")
+    await at.worker.follow()
+    assert await at.sql("SELECT generation FROM worker") == [(5,)]
+
+
+async def test_a_whole_life(database_url: str, redis_url: str, key_prefix: str, tmp_path: Path) -> None:
+    """Asked to leave with sends under way: they end, are recorded, and the worker's record is closed.
+
+    The bank is slow, so that there is something in flight; what was not begun is left for others.
+    """
+    async with place(database_url, redis_url, key_prefix, tmp_path, Bank(slow_ms=300)) as at:
+        await at.order(400)
+        stop = asyncio.Event()
+        life = asyncio.create_task(at.worker.run(stop))
+        async with asyncio.timeout(30):
+            while at.worker.dispatcher.in_flight == 0:  # noqa: ASYNC110 - a turn of the loop
+                await asyncio.sleep(0.01)
+            stop.set()
+            await life
+        accepted = {entry.id for entry in at.banks.entries() if entry.accepted}
+        assert accepted
+        delivered = await at.sql(
+            "SELECT source || ':' || event_id FROM delivery JOIN event ON event.id = event WHERE status = 'succeeded'"
+        )
+        assert {row[0] for row in delivered} == accepted
+        assert await at.sql("SELECT count(*) FROM delivery WHERE status = 'pending'") == [
+            (400 - len(accepted),)
+        ]
+        assert await at.sql("SELECT ended_at IS NULL, in_flight FROM worker") == [(False, 0)]
+        assert await leases.alive(at.stores.transit, [at.worker.dispatcher.worker]) == frozenset()
+
+
+def test_ids_are_new() -> None:
+    """Nobody had it before."""
+    assert len({new_worker_id() for _ in range(1000)}) == 1000
