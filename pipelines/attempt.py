@@ -10,14 +10,11 @@ import msgspec
 from sinks.answer import Answer, Failed
 from sinks.classify import classify, excerpt
 from sinks.partner import Partner
-from streams.delivery import Attempt, Dead, Kind, Outcome, Retry, Succeeded, Unknown
+from streams.delivery import WORKER_DIED, Attempt, Dead, Kind, Outcome, Retry, Succeeded, Unknown
 from streams.envelope import Envelope
 from streams.pace import ClockMap, to_ms
 from streams.retry import RetryPolicy, next_step
 from streams.scripts import Entry, Settlement
-
-WORKER_DIED = "worker died"
-"""The reason of a takeover; a late outcome of the same attempt replaces it."""
 
 _encoder = msgspec.msgpack.Encoder()
 

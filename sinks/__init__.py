@@ -5,6 +5,7 @@ In reading order:
 - leaving: `partner` (who, how fast), `signature` (pure), `address` (where nobody may connect to), `webhook`
   (one attempt)
 - the answer: `answer` (what came, as values), `classify` (what it means; pure)
-- the record: `statement` (loads `sql/`), `pool` (connections), `snapshot` (one moment of it), `migrate`
+- the record: `statement` (loads `sql/`), `pool` (connections), `journal` (outcomes as rows, and what they change),
+  `snapshot` (one moment of it), `migrate`
   (runs `migrations/`), `report_run` (which reports were published)
 """

@@ -99,6 +99,9 @@ class Unknown(msgspec.Struct, frozen=True, tag="unknown"):
     reason: str
 
 
+WORKER_DIED = "worker died"
+"""The reason of a takeover's Unknown; a late outcome of the same attempt replaces it."""
+
 Outcome = Succeeded | Retry | Dead | Unknown
 
 

@@ -14,12 +14,12 @@ import pytest
 from madeira.cli import main
 from madeira.configuration import parse
 from madeira.settings import ENVIRONMENT
-from pipelines import attempt, dispatch
+from pipelines import dispatch
 from scheduler import fire
 from sinks import webhook
 from sinks.partner import Partner
 from streams import errors, leases, scripts
-from streams.delivery import Cause
+from streams.delivery import WORKER_DIED, Cause
 from streams.keys import Keys
 from tests.docs.life import life
 
@@ -256,7 +256,7 @@ def test_figures_are_those_of_the_code() -> None:
     assert f"at most {dispatch.HORIZON.total_seconds() * 1000:.0f} ms ahead" in architecture
     assert f"read to {webhook.BODY_LIMIT // 1024} KiB" in architecture
     assert f"closed after {webhook.KEEPALIVE_S:.0f} s" in architecture
-    assert f"`{attempt.WORKER_DIED}`" in page("docs/errors.md")
+    assert f"`{WORKER_DIED}`" in page("docs/errors.md")
     assert (
         f"a lease of {fire.LEASE.total_seconds():.0f} s, renewed every {fire.RENEW_EVERY.total_seconds():.0f} s"
         in architecture

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from pipelines.attempt import (
-    WORKER_DIED,
     Hand,
     Timing,
     policy_of,
@@ -18,7 +17,18 @@ from pipelines.attempt import (
 )
 from sinks.answer import Answer, Failed, Stage
 from sinks.partner import Partner
-from streams.delivery import Attempt, Cause, Dead, Kind, Outcome, Retry, State, Succeeded, Unknown
+from streams.delivery import (
+    WORKER_DIED,
+    Attempt,
+    Cause,
+    Dead,
+    Kind,
+    Outcome,
+    Retry,
+    State,
+    Succeeded,
+    Unknown,
+)
 from streams.envelope import encode
 from streams.pace import ClockMap
 from streams.scripts import Entry, Place, Settlement

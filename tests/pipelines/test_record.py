@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import AsyncConnection
 
-from pipelines.attempt import WORKER_DIED
 from pipelines.record import Recorder
 from sinks.pool import open_pool
-from streams.delivery import MOVES, Attempt, Kind, Move, State
+from streams.delivery import MOVES, WORKER_DIED, Attempt, Kind, Move, State
 from streams.errors import StoreUnavailable, TransitLost
 from streams.scripts import Entry, Place
 from tests.pipelines.night import ENCODER, JOB, NOW, Night, attempt, night, settlement

@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from pipelines.attempt import WORKER_DIED
 from pipelines.takeover import Takeover
 from streams import leases
-from streams.delivery import State
+from streams.delivery import WORKER_DIED, State
 from streams.gauges import gauge
 from streams.lanes import Raw
 from streams.scripts import Entry
