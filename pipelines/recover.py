@@ -9,7 +9,7 @@ Redis restart and at the very first start, so it is never rusty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -176,13 +176,12 @@ class Recovery:
         log.info("partners_introduced", extra={"fields": {"partners": [partner.name for partner in new]}})
 
     async def _recover(self, reason: str, holder: AsyncConnection[TupleRow]) -> Recovered:
-        losses, number = await self._begin()
+        losses, number, there = await self._begin()
         log.warning(
             "recovery_started",
             extra={"fields": {"generation": number, "reason": reason, "lost": losses.lost}},
         )
-        for partner in self._partners.values():
-            await self._fence(partner, number)
+        losses = await self._fence_all(losses, number, there)
         checkpoint("recover-after-fence")
 
         await self._recorder.drain(number)
@@ -208,19 +207,24 @@ class Recovery:
         log.warning("recovery_finished", extra={"fields": {"generation": number, "suspects": suspects}})
         return recovered
 
-    async def _begin(self) -> tuple[_Losses, int]:
-        """Raise the number in PostgreSQL, together with what can only be seen before anything is touched."""
+    async def _begin(self) -> tuple[_Losses, int, Set[str]]:
+        """Raise the number in PostgreSQL, together with what can only be seen before anything is touched.
+
+        Returns the losses, the number, and the partners that have a pace.
+        """
         async with borrow(self._pool) as connection:
             before = await _read(connection)
             seen = msgspec.json.decode(before.suspects, type=_Losses) if before.suspects else _Losses()
             cursor = await connection.execute(statement("recover/offsets"), {"generation": before.number})
             offsets = {row[0] for row in await cursor.fetchall()}
             gone = await self._rewound(connection, before.number)
-            found, lost = before.number, set(seen.lost)
+            found, lost, there = before.number, set(seen.lost), set()
             for partner in self._partners.values():
                 keys = self._keys(partner)
                 gauge = await gauges.gauge(self._transit, keys)
                 found = max(found, gauge.generation or 0)
+                if gauge.generation is not None:
+                    there.add(partner.name)
                 if found > before.number:
                     # PostgreSQL was restored from before that generation: its outcomes are still to be recorded.
                     await _make_known(connection, [partner], found)
@@ -244,7 +248,21 @@ class Recovery:
                 {"number": number, "suspects": msgspec.json.encode(losses).decode()},
             )
             await _make_known(connection, self._partners.values(), number)
-        return losses, number
+        return losses, number, there
+
+    async def _fence_all(self, losses: _Losses, number: int) -> _Losses:
+        """Close every partner under `number`; a pace that went missing since `_begin` looked is a loss, too."""
+        gone = [
+            name for name, partner in self._partners.items() if await self._fence(partner, number) is None
+        ]
+        if not set(gone) - set(losses.lost):
+            return losses
+        losses = msgspec.structs.replace(losses, lost=tuple(sorted({*losses.lost, *gone})))
+        async with borrow(self._pool) as connection:
+            await connection.execute(
+                statement("recover/marked"), {"suspects": msgspec.json.encode(losses).decode()}
+            )
+        return losses
 
     async def _hand_in(self, number: int, holder: AsyncConnection[TupleRow]) -> None:
         """Wait until every living worker has settled all it had under `number`, or is silent for a lease.
@@ -294,8 +312,8 @@ class Recovery:
                 )
             await connection.execute(statement("recover/forget_offsets"), {"generation": number})
 
-    async def _fence(self, partner: Partner, number: int) -> None:
-        await self._transit.scripts.fence(
+    async def _fence(self, partner: Partner, number: int) -> int | None:
+        return await self._transit.scripts.fence(
             self._keys(partner), generation=number, guard_us=partner.guard // timedelta(microseconds=1)
         )
 
