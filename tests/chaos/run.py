@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,8 +27,8 @@ from tests.chaos.night import Broken, Night, Verdict, night
 from tests.chaos.scenarios import KINDS, Scenario
 
 _COLUMNS = (
-    "scenario", "orders", "delivered", "dead", "open", "lost", "flagged", "twice", "not flagged", "of QPS", "reconcile",
-    "recovered in",
+    "scenario", "orders", "delivered", "dead", "open", "lost", "flagged", "twice", "not flagged", "of QPS",
+    "reconcile", "recovered in",
 )  # fmt: skip
 
 
@@ -43,11 +44,13 @@ def listed(kills: int, seed: int) -> Iterator[tuple[str, Scenario]]:
         yield f"kills-{number}", partial(scenarios.kills, dice=dice, kinds=kinds)
     for name in ("scheduler_at_work", "flushed", "flushed_and_killed", "both_stores"):
         yield name.replace("_", "-"), partial(getattr(scenarios, name), dice=Random(f"{seed}/{name}"))
-    for name in ("worker_failpoints", "loader_failpoints", "recovery_failpoints", "reconcile_failpoint"):
+    for name in ("worker_failpoints", "loader_failpoints", "recovery_failpoints"):
         yield name.replace("_", "-"), getattr(scenarios, name)
 
 
-def play(scenario: Scenario, folder: Path, *, orders: int = 6471, qps: int = 45) -> tuple[Night, Verdict, float]:
+def play(
+    scenario: Scenario, folder: Path, *, orders: int = 6471, qps: int = 45
+) -> tuple[Night, Verdict, float]:
     """One night from the start to its verdict, and the seconds from the last disturbance to the last outcome."""
     with night(folder, orders=orders, qps=qps) as stage:
         scenario(stage)
@@ -57,14 +60,8 @@ def play(scenario: Scenario, folder: Path, *, orders: int = 6471, qps: int = 45)
         verdict = stage.verdict()
         codes = stage.stop()
     if any(codes):
-        verdict = _with(verdict, f"left with {codes} after SIGTERM")
+        verdict = replace(verdict, broken=(*verdict.broken, f"left with {codes} after SIGTERM"))
     return stage, verdict, seconds
-
-
-def _with(verdict: Verdict, broken: str) -> Verdict:
-    from dataclasses import replace
-
-    return replace(verdict, broken=(*verdict.broken, broken))
 
 
 def main() -> int:
@@ -76,7 +73,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep every night's folder")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="madeira-chaos-"))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(f"seed {arguments.seed}; nights are in {base}")
     table = Table(*_COLUMNS)
     failures: list[str] = []
@@ -94,7 +91,10 @@ def main() -> int:
             console.print(f"{name}: {error}", style="red")
             continue
         table.add_row(*_row(name, verdict, seconds))
-        console.print(f"{name}: {time.monotonic() - started:.0f} s, {'; '.join(verdict.broken) or 'kept'}", highlight=False)
+        console.print(
+            f"{name}: {time.monotonic() - started:.0f} s, {'; '.join(verdict.broken) or 'kept'}",
+            highlight=False,
+        )
         if verdict.broken:
             failures.append(f"{name}: {'; '.join(verdict.broken)} (see {folder})")
         elif not arguments.keep:
@@ -110,8 +110,8 @@ def main() -> int:
 
 def _row(name: str, v: Verdict, seconds: float) -> tuple[str, ...]:
     return (
-        name, f"{v.orders:,}", f"{v.delivered:,}", str(v.dead), str(v.open), str(v.lost), str(v.flagged), str(v.twice),
-        str(v.twice_unflagged), f"{v.over_qps:.2f}", str(v.reconcile_exit), f"{seconds:.0f} s",
+        name, f"{v.orders:,}", f"{v.delivered:,}", str(v.dead), str(v.open), str(v.lost), str(v.flagged),
+        str(v.twice), str(v.twice_unflagged), f"{v.over_qps:.2f}", str(v.reconcile_exit), f"{seconds:.0f} s",
     )  # fmt: skip
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tests.chaos.night import Night
+from tests.chaos.night import Broken, Night
 
 KINDS = ("loader", "worker", "scheduler", "valkey", "postgres")
 
@@ -15,7 +14,7 @@ WORKER_FAILPOINTS = (
     "feed-after-upto", "feed-after-xadd", "take-after:3", "send-before:40", "send-after:40", "settle-after:5",
     "record-before-commit:3", "record-after-commit:3",
 )  # fmt: skip
-LOADER_FAILPOINTS = ("load-after-claim", "load-after-stage", "load-before-commit", "load-after-commit")
+LOADER_FAILPOINTS = ("load-after-stage", "load-before-commit", "load-after-commit")
 RECOVERY_FAILPOINTS = ("recover-after-fence", "recover-after-drop")
 
 
@@ -88,11 +87,15 @@ def worker_failpoints(stage: Night, names: Sequence[str] = WORKER_FAILPOINTS) ->
 
 
 def loader_failpoints(stage: Night, names: Sequence[str] = LOADER_FAILPOINTS) -> None:
-    """The loader dies at each step, and is run again."""
+    """The loader dies at each step, and is run again; in the morning reconcile dies before it publishes."""
     stage.start("work")
     for name in names:
         stage.until(lambda name=name: _reached(stage, name), f"{name} kills", every=0.5)  # type: ignore[misc]
     stage.load_whole()
+    stage.drained()
+    report = stage.start("reconcile", "--date", stage.day.isoformat(), failpoint="reconcile-before-rename")
+    if not stage.died(report):
+        raise Broken(f"reconcile did not come to its failpoint: see {stage.folder}")
 
 
 def _reached(stage: Night, name: str) -> bool:
@@ -115,15 +118,6 @@ def recovery_failpoints(stage: Night, names: Sequence[str] = RECOVERY_FAILPOINTS
     stage.start("work")
 
 
-def reconcile_failpoint(stage: Night) -> None:
-    """Reconcile dies before it publishes; the next one publishes a whole report."""
-    stage.start("work")
-    stage.load_whole()
-    stage.drained()
-    process = stage.start("reconcile", "--date", stage.day.isoformat(), failpoint="reconcile-before-rename")
-    assert stage.died(process)
-
-
 def both_stores(stage: Night, dice: Random) -> None:
     """Both stores and a worker die within a second."""
     victim = stage.start("work")
@@ -136,8 +130,3 @@ def both_stores(stage: Night, dice: Random) -> None:
 
 
 Scenario = Callable[[Night], object]
-
-
-def processes(stage: Night) -> list[subprocess.Popen[bytes]]:
-    """Those that still run."""
-    return [process for process in stage.processes if process.poll() is None]
