@@ -37,11 +37,11 @@ class _Madeira(click.Group):
             for mistake in error.mistakes:
                 click.echo(mistake, err=True)
             ctx.exit(2)
-        except StoreUnavailable as error:
-            click.echo(f"a store does not answer: {error}", err=True)
-            ctx.exit(3)
         except EmbeddedError as error:
             click.echo(str(error), err=True)
+            ctx.exit(3)
+        except StoreUnavailable as error:
+            click.echo(f"a store does not answer: {error}", err=True)
             ctx.exit(3)
         except MadeiraError as error:
             click.echo(str(error), err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ import psycopg
 
 from madeira import show
 from madeira.check import check as look
-from madeira.runtime import stop_on_signals
+from madeira.runtime import brief, stop_on_signals
 from madeira.settings import Settings
 from madeira.supervisor import supervise
 from madeira.wiring import Servers, servers
@@ -36,6 +37,8 @@ from sinks.migrate import migrate as run_migrations
 from sinks.webhook import Webhook
 from streams import gauges
 from streams.errors import BatchRefused, ConfigurationError, StaleGeneration, StoreUnavailable
+
+log = logging.getLogger(__name__)
 
 _CONNECTIONS = 512
 
@@ -78,8 +81,26 @@ async def work_until(stop: asyncio.Event, settings: Settings, where: Servers) ->
             open_stores(where.database_url, where.redis_url, key_prefix=settings.key_prefix)
         )
         webhook = await opened.enter_async_context(Webhook.open(connections=_CONNECTIONS))
-        keep_up = None if where.embedded is None else where.embedded.again
-        await Worker(stores, webhook, settings.partners, keep_up=keep_up).run(stop)
+        await Worker(stores, webhook, settings.partners, keep_up=_keep_up(where)).run(stop)
+
+
+def _keep_up(where: Servers) -> Callable[[], None] | None:
+    """Starts embedded servers again that died; None where both are given.
+
+    What it does raises `EmbeddedError` for what may pass, and `RuntimeError` once a server had to take another
+    port: then whoever has the old URL must leave and be started again.
+    """
+    embedded = where.embedded
+    if embedded is None:
+        return None
+    urls = embedded.servers.redis_url, embedded.servers.database_url
+
+    def keep_up() -> None:
+        now = embedded.again()
+        if (now.redis_url, now.database_url) != urls:
+            raise RuntimeError("another program took an embedded server's port; start this process again")
+
+    return keep_up
 
 
 def _require_ready(settings: Settings) -> None:
@@ -157,10 +178,14 @@ def schedule(settings: Settings) -> int:
     with servers(settings) as where:
         service = Service(scheduler_for(settings, where.database_url, now=_now))
         service.start()
+        keep_up = _keep_up(where)
         try:
             while not stop.wait(1.0):
-                if where.embedded is not None:
-                    where.embedded.again()
+                if keep_up is not None:
+                    try:
+                        keep_up()
+                    except StoreUnavailable as error:
+                        log.warning("servers_not_kept_up", extra={"fields": {"error": brief(error)}})
                 if service.stuck(_now()):
                     return 1
         finally:

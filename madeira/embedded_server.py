@@ -15,13 +15,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
+from streams.errors import StoreUnavailable
+
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 120.0
 """Long, because PostgreSQL replays its log after a kill and Valkey reads its whole AOF."""
 
 
-class EmbeddedError(RuntimeError):
-    """An embedded server can't be started, reached or stopped. The message names its log and what to do."""
+class EmbeddedError(StoreUnavailable):
+    """An embedded server can't be started, reached or stopped. The message names its log and what to do.
+
+    It may have died while it was looked at; so whoever keeps servers up backs off and tries again.
+    """
 
 
 class Server(Protocol):

@@ -95,9 +95,12 @@ async def insist(
 
 
 async def _repeat(service: Service, stop: asyncio.Event, away: tuple[type[BaseException], ...]) -> None:
-    loop = asyncio.get_running_loop()
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
     failures = 0
     while not stop.is_set():
+        if this is not None and this.cancelling():
+            # A library below swallowed it; whoever went on would keep the process from leaving.
+            raise asyncio.CancelledError
         service.started_at = loop.time()
         try:
             delay = await service.step()

@@ -24,8 +24,8 @@ from streams.errors import MadeiraError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=60)
-RENEW_EVERY = timedelta(seconds=10)
+LEASE = timedelta(seconds=20)
+RENEW_EVERY = timedelta(seconds=5)
 
 Connect = Callable[[], AbstractContextManager[psycopg.Connection]]
 """Opens a connection to the record for the length of a `with`."""
@@ -228,7 +228,7 @@ def _kept(connect: Connect, claimed: Claim, *, every: timedelta) -> Iterator[Non
                 with connect() as connection:
                     ours = renew(connection, claimed)
             except (psycopg.Error, MadeiraError, OSError) as error:
-                # The next beat tries again; five are missed before the lease ends.
+                # The next beat tries again; three are missed before the lease ends.
                 log.warning("run_lease_not_renewed", extra={"fields": {"job": claimed.job, "error": str(error)}})
                 continue
             if not ours:

@@ -1,7 +1,7 @@
 """Wakes when a job is due. APScheduler only wakes; the ledger says which business dates are owed.
 
 Each `[[jobs]]` is one APScheduler job in a memory store. Its trigger is our own calendar, since CronTrigger
-drops and doubles runs around a change of the clocks, and a beat each minute, by which runs are resumed
+drops and doubles runs around a change of the clocks, and a beat four times a minute, by which runs are resumed
 whose process was killed.
 """
 
@@ -26,7 +26,7 @@ from streams.errors import ConfigurationError, MadeiraError
 
 log = logging.getLogger(__name__)
 
-BEAT = timedelta(seconds=60)
+BEAT = timedelta(seconds=15)
 """Longest time between two looks at the ledger."""
 
 
@@ -121,7 +121,7 @@ class Scheduler:
 
 
 class Service:
-    """Repeats a `Scheduler`'s steps in threads of its own: at start, at each fire time, each minute."""
+    """Repeats a `Scheduler`'s steps in threads of its own: at start, at each fire time, at each beat."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -129,7 +129,7 @@ class Service:
         self._running: set[str] = set()
         self._lock = Lock()
         quiet = logging.getLogger(f"{__name__}.apscheduler")
-        # It warns each minute that a run lasts longer than a beat, which is no fault.
+        # It warns at each beat that a run lasts longer than a beat, which is no fault.
         quiet.setLevel(logging.ERROR)
         self._apscheduler = BackgroundScheduler(
             timezone=UTC,

@@ -69,6 +69,7 @@ async def borrow(pool: AsyncConnectionPool) -> AsyncIterator[AsyncConnection[Tup
             yield connection
     except (
         psycopg.OperationalError,
+        psycopg.errors.IdleInTransactionSessionTimeout,  # an InternalError to psycopg, and the session is gone
         psycopg.InterfaceError,
         PoolTimeout,
         PoolClosed,

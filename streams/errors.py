@@ -5,6 +5,7 @@
     ├── StaleGeneration         Redis belongs to another generation: stop, ask PostgreSQL, begin again
     │   └── TransitLost         a lane, its consumer group or an entry in hand is gone: recovery must walk
     ├── StoreUnavailable        Redis or PostgreSQL does not answer; the caller backs off and tries again
+    │   └── EmbeddedError       (madeira/embedded_server.py) a private server does not start, answer or stop
     ├── SchemaTooOld            the database lacks a migration; the text names the command
     ├── BatchRefused            a batch cannot be released; nothing of it was sent
     └── ReportMismatch          written files and SQL's totals differ; nothing was published

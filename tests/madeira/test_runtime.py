@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -236,3 +237,23 @@ def test_an_error_in_one_line() -> None:
     """Its type and the first line, also where it says nothing."""
     assert brief(ValueError("first\nsecond")) == "ValueError: first"
     assert brief(KeyError()) == "KeyError: "
+
+
+async def test_a_swallowed_cancellation_does_not_keep_the_process() -> None:
+    """A library may swallow it in the middle of a step; the service ends with the next one all the same."""
+    begun = asyncio.Event()
+
+    async def deaf() -> float:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return 0.0
+
+    async def falls() -> float:
+        await begun.wait()
+        raise ZeroDivisionError
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup) as raised:
+            await run([Service("deaf", deaf), Service("falls", falls)], stop=asyncio.Event(), away=AWAY)
+    assert raised.group_contains(ZeroDivisionError, depth=1)
