@@ -250,11 +250,10 @@ class Recovery:
             await _make_known(connection, self._partners.values(), number)
         return losses, number, there
 
-    async def _fence_all(self, losses: _Losses, number: int) -> _Losses:
-        """Close every partner under `number`; a pace that went missing since `_begin` looked is a loss, too."""
-        gone = [
-            name for name, partner in self._partners.items() if await self._fence(partner, number) is None
-        ]
+    async def _fence_all(self, losses: _Losses, number: int, there: Set[str]) -> _Losses:
+        """Close every partner under `number`; one whose pace was `there` before and is not now is a loss, too."""
+        fenced = {name: await self._fence(partner, number) for name, partner in self._partners.items()}
+        gone = [name for name, before in fenced.items() if before is None and name in there]
         if not set(gone) - set(losses.lost):
             return losses
         losses = msgspec.structs.replace(losses, lost=tuple(sorted({*losses.lost, *gone})))
