@@ -132,6 +132,7 @@ class Feeder:
         """
         read_at_us = await gauges.now_us(self._transit.redis)
         async with borrow(self._pool) as connection:
+            await connection.execute(statement("pool/by_key"))
             rows = await _select(
                 connection,
                 "feed/due_rows",
@@ -240,6 +241,8 @@ class Feeder:
                 cursor = await holder.execute(statement("feed/lock"), {"name": name})
                 held = await cursor.fetchone() is not None
             try:
+                if held:
+                    await holder.execute(statement("pool/by_key"))
                 yield holder if held else None
             finally:
                 await holder.rollback()

@@ -86,6 +86,7 @@ async def write_down(
             except (msgspec.MsgspecError, ValueError, IndexError) as error:
                 bad.append(_Bad(offset, entry, f"{type(error).__name__}: {error}"))
     await connection.execute(statement("record/stage"))
+    await connection.execute(statement("pool/by_key"))
     for round_ in rounds(rows):
         bad += await _written(connection, round_)
     for one in bad:

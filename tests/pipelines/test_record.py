@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -462,3 +463,21 @@ def kept(reports: list[tuple[int, State, str, bool]]) -> set[State]:
         if number not in last or (last[number][0] and not takeover):
             last[number] = (takeover, state)
     return {state for _, state in last.values()}
+
+
+async def test_rows_are_reached_by_their_keys(stores: Night, database_url: str) -> None:
+    """Feeding and recording read no whole table, though nobody has analysed what was just loaded."""
+    entries = await taken(stores, 20)
+    await stores.settle(*(settlement(e, attempt(e, State.SUCCEEDED)) for e in entries))
+    assert await stores.recorder.step() == 20
+    await stores.pool.close()  # sessions that end hand in what they counted
+    scans: dict[str, tuple[int, int]] = {}
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher:
+        async with asyncio.timeout(20):
+            while scans.get("delivery", (0, 0))[1] < 20:
+                cursor = await watcher.execute(
+                    "SELECT relname, seq_scan, idx_scan FROM pg_stat_user_tables"
+                    " WHERE relname IN ('event', 'delivery')"
+                )
+                scans = {name: (by_all, by_key) for name, by_all, by_key in await cursor.fetchall()}
+    assert {name: by_all for name, (by_all, _) in scans.items()} == {"event": 0, "delivery": 0}

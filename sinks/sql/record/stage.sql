@@ -1,7 +1,7 @@
 -- The session's landing place for one step's outcomes; empty again at every commit.
 -- Numbers are wide here, so that one that does not fit is refused when it is logged, not cut off on the way.
 CREATE TEMPORARY TABLE IF NOT EXISTS outcome_stage (
-    attempt_id         text NOT NULL,
+    attempt_id         text PRIMARY KEY,
     source             text NOT NULL,
     event_id           text NOT NULL,
     partner            text NOT NULL,

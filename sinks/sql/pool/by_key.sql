@@ -1,0 +1,4 @@
+-- For this transaction: reach rows by their keys, one after the other, whatever the statistics say. A table that was
+-- loaded a moment ago has none, and a plan that reads all of it for each few rows stops the night.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)
