@@ -229,7 +229,9 @@ def _kept(connect: Connect, claimed: Claim, *, every: timedelta) -> Iterator[Non
                     ours = renew(connection, claimed)
             except (psycopg.Error, MadeiraError, OSError) as error:
                 # The next beat tries again; three are missed before the lease ends.
-                log.warning("run_lease_not_renewed", extra={"fields": {"job": claimed.job, "error": str(error)}})
+                log.warning(
+                    "run_lease_not_renewed", extra={"fields": {"job": claimed.job, "error": str(error)}}
+                )
                 continue
             if not ours:
                 log.warning("run_lease_lost", extra={"fields": {"job": claimed.job, "owner": claimed.owner}})

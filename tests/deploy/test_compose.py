@@ -10,10 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from madeira.settings import ENVIRONMENT
 from ruamel.yaml import YAML
 
 from madeira.embedded_postgres import SETTINGS
+from madeira.settings import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 OURS = ("migrate", "worker", "scheduler")
