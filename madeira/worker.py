@@ -95,6 +95,8 @@ class Worker:
         """Register in PostgreSQL, then take a lease, both under a new id; held entries are dropped."""
         worker = new_worker_id()
         found = await read_generation(self._stores.pool)
+        # With the number, or the steps would go by the new one and a word on recovery that is older than it.
+        self._recovering |= found.recovering
         # An earlier life of this process may have something in hand: then it has not handed in yet.
         handed_in = self.dispatcher.follow(found.number)
         async with borrow(self._stores.pool) as connection:

@@ -191,7 +191,10 @@ class Feeder:
         async with self._holding(batch.lock) as holder:
             if holder is None:
                 return 0
-            last = await lanes.last_id(self._transit, keys, lane)
+            # Of this generation for certain: a lane that a recovery is about to drop would say that all is fed.
+            last = await lanes.open_end(self._transit, keys, lane, generation=generation)
+            if last is None:
+                return 0
             after = _row_number(last)
             while handled < limit:
                 # Before the rows are read: what they rely on is at least as new as this.

@@ -7,7 +7,7 @@ from typing import cast
 from redis.exceptions import ResponseError
 
 from streams.connection import reached
-from streams.errors import TransitLost
+from streams.errors import StaleGeneration, TransitLost
 from streams.gauges import now_us
 from streams.keys import GROUP, PartnerKeys
 from streams.moves import Entry, Place
@@ -77,6 +77,25 @@ async def last_id(transit: Transit, keys: PartnerKeys, lane: str) -> str:
         with reached():
             info = await transit.redis.xinfo_stream(keys.lane(lane))
     except TransitLost:
+        return "0-0"
+    return bytes(info["last-generated-id"]).decode()
+
+
+async def open_end(transit: Transit, keys: PartnerKeys, lane: str, *, generation: int) -> str | None:
+    """`last_id` of a lane that belongs to this generation; None while the partner is closed.
+
+    Both are one look: only between closing and opening are lanes dropped. Raises `StaleGeneration`.
+    """
+    pipeline = transit.redis.pipeline(transaction=True)
+    pipeline.hmget(keys.pace, "generation", "state")
+    pipeline.xinfo_stream(keys.lane(lane))
+    with reached():
+        (found, state), info = await pipeline.execute(raise_on_error=False)
+    if found is None or int(found) != generation:
+        raise StaleGeneration(f"{keys.pace} is missing or of another generation")
+    if state != b"open":
+        return None
+    if isinstance(info, ResponseError):  # no such key
         return "0-0"
     return bytes(info["last-generated-id"]).decode()
 

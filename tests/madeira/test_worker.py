@@ -128,6 +128,18 @@ async def test_another_life_does_not_say_that_it_has_handed_in(at: Place) -> Non
     assert await at.sql(mine) == [(5,)]
 
 
+async def test_another_life_in_the_middle_of_a_recovery_moves_nothing(at: Place) -> None:
+    """Whoever learns of a recovery by beginning again waits for its end, and then everything is fed anew."""
+    await at.until_open()
+    await at.worker.begin()
+    await at.order(3)
+    await at.worker.feed()
+    await at.sql("UPDATE generation SET number = number + 1, state = 'recovering'")
+    await at.worker.begin()
+    assert await at.worker.feed() > 0
+    assert await at.sql("SELECT fed_complete FROM batch_partner") == [(1,)]
+
+
 async def test_nothing_is_moved_while_recovery_is_due(at: Place) -> None:
     """A worker that does not know yet that all is open feeds, sweeps, releases and takes over nothing."""
     await at.worker.begin()

@@ -164,6 +164,23 @@ async def test_nothing_is_fed_while_recovery_collects(stores: Night) -> None:
     assert await stores.feeder.step(2) == 2
 
 
+@pytest.mark.parametrize("closed", [True, False], ids=["fenced", "not yet fenced"])
+async def test_a_lane_that_recovery_will_drop_does_not_count(stores: Night, *, closed: bool) -> None:
+    """What an older generation fed completely is fed again after the drop, however early a feeder looked."""
+    batch = await stores.release(3)
+    await stores.feeder.step(1)
+    if closed:
+        await stores.close(2)
+        assert await stores.feeder.step(2) == 0
+    else:
+        await stores.sql("UPDATE generation SET number = 2, state = 'recovering'")
+        with pytest.raises(StaleGeneration):
+            await stores.feeder.step(2)
+    await stores.open(2)
+    assert await stores.feeder.step(2) == 3
+    assert await lane_ids(stores, batch_lane(batch)) == ["1-1", "1-2", "1-3"]
+
+
 CRASH = """
 import asyncio, sys
 from tests.pipelines.night import partner
