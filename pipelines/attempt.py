@@ -51,14 +51,27 @@ def policy_of(partner: Partner) -> RetryPolicy:
 def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: ClockMap) -> Settlement:
     """What to settle after a send. `start` is the slot's moment in monotonic seconds, mapped by `clock`."""
     outcome = classify(answer, hand.partner, earlier_may_have_arrived=hand.entry.possible_duplicate)
-    timing = Timing(
+    timing = _timing(answer, start=start, clock=clock)
+    if isinstance(answer, Answer):
+        return settle_outcome(hand, outcome, timing, status_code=answer.status, seen=excerpt(answer.body))
+    return settle_outcome(hand, outcome, timing)
+
+
+def settle_unforeseen(
+    hand: Hand, answer: Answer | Failed, error: Exception, *, start: float, clock: ClockMap
+) -> Settlement:
+    """What to settle when `settle_answer` itself failed with `error`: nobody knows what the answer meant."""
+    outcome = Unknown(f"the answer could not be judged: {type(error).__name__}")
+    status = answer.status  # the answer's own words may be what could not be handled
+    return settle_outcome(hand, outcome, _timing(answer, start=start, clock=clock), status_code=status)
+
+
+def _timing(answer: Answer | Failed, *, start: float, clock: ClockMap) -> Timing:
+    return Timing(
         started_at=clock.redis(start),
         sent_at=None if answer.sent_at is None else clock.redis(answer.sent_at),
         ended_at=clock.redis(answer.ended_at),
     )
-    if isinstance(answer, Answer):
-        return settle_outcome(hand, outcome, timing, status_code=answer.status, seen=excerpt(answer.body))
-    return settle_outcome(hand, outcome, timing)
 
 
 def settle_takeover(hand: Hand, now: datetime) -> Settlement:

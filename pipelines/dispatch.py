@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from pipelines.attempt import Hand, policy_of, settle_answer
+from pipelines.attempt import Hand, policy_of, settle_answer, settle_unforeseen
 from sinks.answer import Answer, Failed, SlotMissed
 from sinks.partner import Partner
 from sinks.webhook import Send
@@ -274,13 +274,24 @@ class Dispatcher:
                     box.held[held.entry.place] = held
             else:
                 hand = Hand(box.partner, box.policy, held.entry, held.envelope, held.generation, worker)
-                box.ended.append(settle_answer(hand, answer, start=start, clock=self._clock))
+                box.ended.append(self._judge(hand, answer, start))
                 box.settle_due.set()
         finally:
             self._under_way -= 1
             del box.sending[held.entry.place]
             if box.blocked:
                 box.room.set()
+
+    def _judge(self, hand: Hand, answer: Answer | Failed, start: float) -> Settlement:
+        """What to settle after a send, whatever the partner said.
+
+        A send that is never settled would be adopted as unsent and go out again, with nobody told.
+        """
+        try:
+            return settle_answer(hand, answer, start=start, clock=self._clock)
+        except Exception as error:
+            log.exception("answer_unforeseen", extra={"fields": {"partner": hand.partner.name}})
+            return settle_unforeseen(hand, answer, error, start=start, clock=self._clock)
 
     def _late(self, box: Outbox, by_s: float) -> None:
         """A send was checked in time and stamped too late: this process lost the processor in between.

@@ -86,7 +86,7 @@ def _accepted(answer: Answer, partner: Partner, *, earlier_may_have_arrived: boo
         return Unknown(
             reason=f"{status}, body is cut off" if answer.truncated else f"{status}, body is not JSON"
         )
-    except JMESPathError:
+    except Exception:  # noqa: BLE001 - beside its own errors jmespath lets through what Python says to odd values
         return Unknown(reason=f"{status}, success cannot be told from this body")
     if verdict is True:
         return Succeeded(reason=status)

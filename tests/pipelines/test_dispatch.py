@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -84,6 +85,34 @@ async def test_a_lost_reply_is_adopted(stage: Shift) -> None:
     assert await stage.dispatcher.beat()
     await stage.turn()
     assert sorted(await stage.received()) == [f"payment-orders:{batch}:{n}" for n in (1, 2)]
+
+
+class _Unreadable:
+    """Sends, counts, and gives back an answer that nothing here can handle."""
+
+    sent = 0
+
+    async def send(self, request: Send) -> Answer:
+        """An answer without a body."""
+        self.sent += 1
+        return Answer(200, None, cast("bytes", None), False, request.start, request.start)
+
+
+async def test_an_answer_that_cannot_be_judged_is_settled(stage: Shift) -> None:
+    """Whatever goes wrong between answer and outcome, the send is unknown; it never goes out again unflagged."""
+    sends = _Unreadable()
+    dispatcher = Dispatcher(stage.night.transit, sends, stage.partners, worker=WORKER, generation=1)
+    await dispatcher.begin(WORKER)
+    await stage.order(1)
+    for _ in range(2):
+        await dispatcher.take("AB")
+        await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
+        await dispatcher.settle("AB")
+        await dispatcher.beat()
+    ((attempt, _),) = await stage.outcomes()
+    assert (attempt.outcome, attempt.may_have_arrived) == (Kind.UNKNOWN, True)
+    assert attempt.reason == "the answer could not be judged: TypeError"
+    assert sends.sent == 1
 
 
 async def test_what_is_under_way_is_not_adopted(stage: Shift) -> None:

@@ -123,6 +123,23 @@ def test_expression_that_fails_on_this_body_is_unknown() -> None:
     assert isinstance(_outcome(_answer(200, b'{"status": "OK"}'), to), Succeeded)
 
 
+@pytest.mark.parametrize(
+    ("expression", "body"),
+    [
+        ("code > `0`", b'{"code": "0"}'),
+        ("ceil(to_number(code)) == `0`", b'{"code": "1e999"}'),
+        ("ceil(to_number(code)) == `0`", b'{"code": "nan"}'),
+        ("contains(code, `1`)", b'{"code": "100"}'),
+        ("avg([code]) == `0`", b'{"code": 1' + b"0" * 400 + b"}"),
+        ("code[::0] == `0`", b'{"code": [1]}'),
+    ],
+)
+def test_what_python_itself_says_to_odd_values_is_unknown(expression: str, body: bytes) -> None:
+    """Where jmespath lets an error of Python's through, the attempt has an outcome all the same."""
+    to = partner("https://ab.example/", success=expression)
+    assert isinstance(_outcome(_answer(200, body), to), Unknown)
+
+
 @pytest.mark.parametrize("stage", list(Stage))
 @pytest.mark.parametrize("sent", [True, False])
 def test_failures(stage: Stage, sent: bool) -> None:
