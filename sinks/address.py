@@ -22,11 +22,17 @@ _METADATA: Final = frozenset(
         IPv4Address("169.254.170.2"),
         IPv4Address("100.100.100.200"),
         IPv4Address("168.63.129.16"),  # looks public, is the host of a cloud
+        IPv4Address("192.0.0.192"),  # and so is this one
         IPv6Address("fd00:ec2::254"),
     }
 )
 _SHARED: Final = IPv4Network("100.64.0.0/10")  # RFC 6598, carrier-grade NAT
-_NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # RFC 6052, RFC 8215
+_SPECIAL: Final = (
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("0.0.0.0/8"),
+)  # RFC 6890; Python knows parts of them
+_NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052
+_LOCAL_NAT64: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215
 _COMPATIBLE: Final = IPv6Network("::/96")
 
 
@@ -52,6 +58,8 @@ def _refusal(address: IPv4Address | IPv6Address, *, allow_private: bool) -> str 
         inner = _embedded(address)
         if inner is not None:
             return _refusal(inner, allow_private=allow_private)
+        if address in _LOCAL_NAT64:
+            return "reserved"  # where the IPv4 address stands in it is the network's own affair
     if address in _METADATA:
         return "metadata service"
     if address.is_unspecified:
@@ -62,6 +70,8 @@ def _refusal(address: IPv4Address | IPv6Address, *, allow_private: bool) -> str 
         return "link-local"
     if address.is_loopback:
         return None if allow_private else "loopback"
+    if isinstance(address, IPv4Address) and any(address in network for network in _SPECIAL):
+        return "reserved"
     if isinstance(address, IPv4Address) and address in _SHARED:
         return None if allow_private else "shared (carrier-grade NAT)"
     if address.is_reserved:
@@ -80,7 +90,7 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
     if address.teredo is not None:
         return address.teredo[1]
     low = int(address) & 0xFFFFFFFF
-    if any(address in network for network in _NAT64) or (address in _COMPATIBLE and low > 0xFFFF):
+    if address in _NAT64 or (address in _COMPATIBLE and low > 0xFFFF):
         return IPv4Address(low)
     return None
 
