@@ -43,7 +43,7 @@ from pipelines.report import (
 from sinks.report_run import ReportRun, latest_revision, record_run
 from sinks.snapshot import Snapshot, snapshot
 from streams.delivery import Cause
-from streams.errors import ReportMismatch
+from streams.errors import ReportMismatch, ReportNotWritten
 from streams.money import MoneyError
 
 _log = logging.getLogger(__name__)
@@ -97,20 +97,29 @@ def reconcile(
     """Write `out/<date>/r<n>/` and say whether the day is closed.
 
     `as_of_recorder` returns once the recorder has passed the outcomes that existed when it was called; what
-    it raises ends the run. Raises `StoreUnavailable`, and `ReportMismatch` when the written files don't agree
-    with SQL; nothing is published then. Safe to run twice at once: each publishes a revision of its own.
+    it raises ends the run. Raises `StoreUnavailable`, `ReportMismatch` when the written files don't agree with
+    SQL, and `ReportNotWritten` when they can't be written; nothing is published then. Safe to run twice at once:
+    each publishes a revision of its own.
     """
     as_of_recorder()
     folder_of_day = out / business_date.isoformat()
-    with draft(folder_of_day) as folder:
-        try:
-            with snapshot(database_url, name="reconcile") as record:
-                day = look(record, business_date)
-                files = _write(folder, record, day)
-        except MoneyError as error:
-            raise ReportMismatch(f"the record holds an amount that can't be written: {error}") from error
-        verify(folder, day)
-        directory, revision = _publish(database_url, folder, folder_of_day, files, day)
+    try:
+        with draft(folder_of_day) as folder:
+            try:
+                with snapshot(database_url, name="reconcile") as record:
+                    day = look(record, business_date)
+                    files = _write(folder, record, day)
+            except MoneyError as error:
+                raise ReportMismatch(f"the record holds an amount that can't be written: {error}") from error
+            verify(folder, day)
+            directory, revision = _publish(database_url, folder, folder_of_day, files, day)
+    except OSError as error:
+        # Not left to be a trace: its exit code, 1, would read as "open items".
+        said = error.strerror or type(error).__name__
+        raise ReportNotWritten(
+            f"{folder_of_day} can't be written ({said}), no report was published: mend that, or name another "
+            "folder with --out"
+        ) from error
     _log.info(
         "reconciled",
         extra={

@@ -8,7 +8,8 @@
     │   └── EmbeddedError       (madeira/embedded_server.py) a private server does not start, answer or stop
     ├── SchemaTooOld            the database lacks a migration; the text names the command
     ├── BatchRefused            a batch cannot be released; nothing of it was sent
-    └── ReportMismatch          written files and SQL's totals differ; nothing was published
+    ├── ReportMismatch          written files and SQL's totals differ; nothing was published
+    └── ReportNotWritten        the report's folder cannot be written (permission, disk full); nothing was published
 
 The expected (a partner's answer, a paused partner, nothing to do) is a value, never one of these.
 """
@@ -56,3 +57,7 @@ class BatchRefused(MadeiraError):
 
 class ReportMismatch(MadeiraError):
     """What was written and what SQL says differ; nothing was published."""
+
+
+class ReportNotWritten(MadeiraError):
+    """The report's folder cannot be written; nothing was published."""

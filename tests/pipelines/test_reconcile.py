@@ -25,7 +25,7 @@ from pipelines.balance import Verdict
 from pipelines.reconcile import ReconcileResult, look, reconcile, verify
 from sinks.snapshot import snapshot
 from streams.checkpoint import ENVIRONMENT_NAME
-from streams.errors import ReportMismatch, StoreUnavailable
+from streams.errors import ReportMismatch, ReportNotWritten, StoreUnavailable
 
 DAY = date(2026, 11, 30)
 UNKNOWN = "unknown_confirm_first"
@@ -347,6 +347,15 @@ def test_a_file_that_differs_from_sql_is_not_published(
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     with pytest.raises(ReportMismatch, match=name):
         verify(folder, day)
+
+
+def test_a_folder_that_cannot_be_written_is_told(database_url: str, tmp_path: Path) -> None:
+    """A file stands where the folder should be: what to do is said, and it is not taken for open items (exit 1)."""
+    (tmp_path / "reports").write_text("")
+    with pytest.raises(ReportNotWritten, match=r"reports/2026-11-30 can't be written \(Not a directory\).*--out"):
+        run(database_url, tmp_path / "reports")
+    with psycopg.connect(database_url) as record:
+        assert record.execute("SELECT count(*) FROM report_run").fetchone() == (0,)
 
 
 def test_each_run_has_its_own_revision_and_equal_days_equal_bytes(database_url: str, tmp_path: Path) -> None:
