@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from madeira.mistakes import Mistakes, lines_of, unknown_key
 from madeira.tables import JobTable, PartnerTable
-from madeira.values import Folder, Variable, is_column, shown_duration, wrong_currency, wrong_key
+from madeira.values import Folder, Variable, duration, is_column, shown_duration, wrong_currency, wrong_key
 from pipelines.job import Job
 from scheduler.calendar import Calendar
 from scheduler.jobs import Schedule, ScheduledJob
@@ -109,22 +110,14 @@ class _Reader:
             path = ("partners", name)
             if not NAME.fullmatch(name):
                 self._mistakes.add(path, "must have a name of 1 to 64 letters, digits, _ or -")
-            if isinstance(raw, dict) and isinstance(raw.get("endpoint"), str | None):
-                table = self._validated(path, raw, PartnerTable)
-                if table is not None:
-                    yield self._partner(name, table)
-            else:
-                self._validated(path, raw, PartnerTable)
+            if isinstance(raw, dict):
+                self._check_partner(path, raw)
+            table = self._validated(path, raw, PartnerTable)
+            if table is not None:
+                yield self._partner(name, table)
 
     def _partner(self, name: str, table: PartnerTable) -> Partner:
         path = ("partners", name)
-        if table.lateness >= table.guard:
-            self._mistakes.add(
-                (*path, "lateness"),
-                f"must be below guard ({shown_duration(table.guard)}), is {shown_duration(table.lateness)}: "
-                "a send that is late by the whole guard breaks the promised rate",
-            )
-        self._check_address(path, table)
         keys = [self._secret(variable, path, "signing_key_env") for variable in table.signing_key_env]
         headers = [
             (
@@ -158,11 +151,29 @@ class _Reader:
             headers=tuple((header, content) for header, content in headers if content is not None),
         )
 
-    def _check_address(self, path: tuple[str, str], table: PartnerTable) -> None:
+    def _check_partner(self, path: tuple[str, str], raw: Mapping[str, object]) -> None:
+        """What needs two keys, on the raw table, so that a mistake elsewhere in it hides nothing."""
+        guard, lateness = (
+            _duration(raw.get(key, PartnerTable.model_fields[key].default)) for key in ("guard", "lateness")
+        )
+        if guard is not None and lateness is not None and lateness >= guard:
+            self._mistakes.add(
+                (*path, "lateness"),
+                f"must be below guard ({shown_duration(guard)}), is {shown_duration(lateness)}: "
+                "a send that is late by the whole guard breaks the promised rate",
+            )
+        endpoint = raw.get("endpoint")
+        if isinstance(endpoint, str):
+            self._check_address(path, endpoint, allow_private=raw.get("allow_private") is True)
+
+    def _check_address(self, path: tuple[str, str], endpoint: str, *, allow_private: bool) -> None:
         """A literal address that the guard would refuse at each send is told now; names are resolved then."""
-        host = urlsplit(table.endpoint).hostname or ""
+        try:
+            host = urlsplit(endpoint).hostname or ""
+        except ValueError:
+            return  # no URL: told by the table
         address = "127.0.0.1" if host == "localhost" else host
-        why = refusal(address, allow_private=table.allow_private)
+        why = refusal(address, allow_private=allow_private)
         if why is None or why == refusal("", allow_private=False):
             return
         fix = "write allow_private = true if that is meant"
@@ -256,6 +267,14 @@ class _Reader:
         except ValidationError as error:
             self._mistakes.add_invalid(path, error, model)
             return None
+
+
+def _duration(value: object) -> timedelta | None:
+    """None for what is no duration, which the table tells."""
+    try:
+        return duration(value) if not isinstance(value, timedelta) else value
+    except ValueError:
+        return None
 
 
 def _syntax_mistake(path: str, error: tomllib.TOMLDecodeError) -> str:

@@ -272,6 +272,17 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(folder: Path) ->
     ]  # fmt: skip
 
 
+def test_what_needs_two_keys_is_told_beside_other_mistakes(folder: Path) -> None:
+    """A rate that is wrong hides neither the address that is never sent to nor the guard that is too small."""
+    text = SMALL.replace("https://ab.example/payments", "http://169.254.169.254/").replace(
+        "qps = 50", 'qps = 0\nguard = "8ms"\nmax_age = 5.5'
+    )
+    said = mistakes(text, folder)
+    assert len(said) == 4
+    for part in ("metadata service address", "AB.qps must be", "lateness must be below", "AB.max_age must be"):
+        assert part in "".join(said)
+
+
 def test_two_jobs_of_one_id_are_told(folder: Path) -> None:
     """The second is named by its place."""
     job = SMALL[: SMALL.index("[partners")]
