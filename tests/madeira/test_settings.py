@@ -279,7 +279,12 @@ def test_what_needs_two_keys_is_told_beside_other_mistakes(folder: Path) -> None
     )
     said = mistakes(text, folder)
     assert len(said) == 4
-    for part in ("metadata service address", "AB.qps must be", "lateness must be below", "AB.max_age must be"):
+    for part in (
+        "metadata service address",
+        "AB.qps must be",
+        "lateness must be below",
+        "AB.max_age must be",
+    ):
         assert part in "".join(said)
 
 
