@@ -396,11 +396,13 @@ async def set_paused(
             try:
                 await control.apply((await read_generation(stores.pool)).number)
                 waiting = await _waiting(settings, stores, names)
-            except (StaleGeneration, StoreUnavailable):
-                show.say(
-                    f"{verb} {', '.join(names)}: recorded; Redis follows as soon as it is there",
-                    style="yellow",
+            except (StaleGeneration, StoreUnavailable) as error:
+                follows = (
+                    "a worker sets it in Redis before anything is sent"
+                    if isinstance(error, StaleGeneration)
+                    else "Redis follows as soon as it is there"
                 )
+                show.say(f"{verb} {', '.join(names)}: recorded; {follows}", style="yellow")
                 return 0
             show.say(f"{verb} {', '.join(names)}: {waiting:,} deliveries are in Redis for them")
     return 0

@@ -73,6 +73,8 @@ class PartnerStatus:
     qps: int
     recorded: Recorded
     gauge: Gauge
+    paused: bool
+    """By the record or by Redis, which follows it: an operator's intent counts from the moment it is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,14 @@ class Status:
 
 async def read_status(settings: Settings, stores: Stores) -> Status:
     """Look at both stores. Raises `StoreUnavailable`."""
-    store, recorded, batches = await _read_record(stores.pool)
+    store, recorded, batches, intents = await _read_record(stores.pool)
     partners = []
     for partner in settings.partners.values():
         keys = stores.transit.keys.partner(partner.name, partner.tenant)
         row = recorded.get(partner.name, Recorded(partner.name, 0, 0, 0, 0, 0, None))
-        partners.append(
-            PartnerStatus(partner.name, partner.qps, row, await gauges.gauge(stores.transit, keys))
-        )
+        gauge = await gauges.gauge(stores.transit, keys)
+        paused = gauge.paused or intents.get(partner.name, False)
+        partners.append(PartnerStatus(partner.name, partner.qps, row, gauge, paused))
     orphans = [
         f"{row.pending + row.retrying:,} deliveries wait for {row.partner}, which {settings.config} does not have"
         for row in recorded.values()
@@ -105,7 +107,7 @@ async def read_status(settings: Settings, stores: Stores) -> Status:
 
 async def _read_record(
     pool: AsyncConnectionPool,
-) -> tuple[Store, dict[str, Recorded], tuple[BatchRow, ...]]:
+) -> tuple[Store, dict[str, Recorded], tuple[BatchRow, ...], dict[str, bool]]:
     async with borrow(pool) as connection:
         async with connection.cursor(row_factory=class_row(Store)) as cursor:
             store = await (await cursor.execute(statement("status/store"))).fetchone()
@@ -113,8 +115,10 @@ async def _read_record(
             rows = await (await cursor.execute(statement("status/deliveries"))).fetchall()
         async with connection.cursor(row_factory=class_row(BatchRow)) as cursor:
             batches = await (await cursor.execute(statement("status/batches"))).fetchall()
+        controls = await connection.execute(statement("worker/controls"))
+        intents: dict[str, bool] = dict(await controls.fetchall())
     assert store is not None, "the migration inserts this row"
-    return store, {row.partner: row for row in rows}, tuple(batches)
+    return store, {row.partner: row for row in rows}, tuple(batches), intents
 
 
 def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[BatchRow]) -> tuple[str, ...]:
@@ -147,7 +151,7 @@ def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[
 def _partner_problems(each: PartnerStatus, store: Store) -> list[str]:
     found = []
     backlog = each.recorded.pending + each.recorded.retrying
-    if each.gauge.paused:
+    if each.paused:
         found.append(
             f"{each.name} is paused with {backlog:,} deliveries waiting: `madeira resume {each.name}`"
         )
@@ -163,7 +167,7 @@ def _partner_problems(each: PartnerStatus, store: Store) -> list[str]:
     late = [
         d for d in each.gauge.delays if now_ms - d.head_due_ms > _NO_PROGRESS // timedelta(milliseconds=1)
     ]
-    if late and not each.gauge.paused:
+    if late and not each.paused:
         found.append(f"{each.name} has retries that are due and not released")
     return found
 
@@ -182,7 +186,7 @@ async def status_of(settings: Settings, *, as_json: bool) -> int:
         (
             each.name, str(each.qps), each.recorded.pending, each.recorded.retrying, each.gauge.pending,
             each.recorded.succeeded, each.recorded.dead, each.recorded.cancelled, each.gauge.unrecorded,
-            "paused" if each.gauge.paused else each.gauge.state,
+            "paused" if each.paused else each.gauge.state,
         )
         for each in status.partners
     ]  # fmt: skip

@@ -202,9 +202,13 @@ def test_status_by_what_it_finds(house: House) -> None:
     house("batch", "run", "payment-orders", "--date", DAY)
     waiting = house("status")
     assert (waiting.exit_code, "start `madeira work`" in waiting.output) == (1, True), waiting.output
-    house("pause", "AB", "--why", "they asked")
+    # No worker has been here, so Redis knows of no partner yet; the pause counts all the same.
+    assert "a worker sets it in Redis" in house("pause", "AB", "--why", "they asked").output
     problems = json.loads(house("status", "--json").output)["problems"]
     assert any("no worker is running" in problem for problem in problems)
+    assert any("AB is paused with 1 deliveries" in problem for problem in problems), problems
+    house("resume", "AB")
+    assert "is paused" not in house("status").output
 
 
 def test_jobs(house: House) -> None:

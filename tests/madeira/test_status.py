@@ -13,7 +13,7 @@ from streams.gauges import DelayGauge, Gauge
 NOW = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 STORE = Store(number=3, state="open", now=NOW, workers=2, silent=0, quarantined=0)
 GAUGE = Gauge(3, "open", False, 0, 0, 0, 0, 0, "0-0", (), (), 0, 0)
-FINE = PartnerStatus("AB", 50, Recorded("AB", 0, 0, 10, 0, 0, NOW), GAUGE)
+FINE = PartnerStatus("AB", 50, Recorded("AB", 0, 0, 10, 0, 0, NOW), GAUGE, paused=False)
 BATCH = BatchRow(7, "payment-orders", date(2026, 3, 2), 1, "released", 10, 0, None, NOW, NOW, None)
 
 
@@ -42,7 +42,11 @@ def test_nothing_needs_attention() -> None:
         (replace(STORE, quarantined=1200), FINE, "1,200 outcomes could not be recorded"),
         (replace(STORE, silent=1), FINE, "1 workers were not heard of"),
         (replace(STORE, workers=0), with_record(retrying=2), "2 deliveries wait and no worker is running"),
-        (STORE, with_gauge(paused=True), "AB is paused with 5 deliveries waiting: `madeira resume AB`"),
+        (
+            STORE,
+            replace(with_gauge(), paused=True),
+            "AB is paused with 5 deliveries waiting: `madeira resume AB`",
+        ),
         (STORE, with_gauge(unrecorded=5_001), "the recorder is 5,001 outcomes behind for AB"),
         (
             STORE,
@@ -65,7 +69,7 @@ def test_each_problem_is_a_sentence(store: Store, partner: PartnerStatus, said: 
 def test_a_pause_explains_that_nothing_moves() -> None:
     """A paused partner is that problem alone, however long it stands still."""
     late = DelayGauge(60, 1, 0)
-    stands = replace(with_gauge(paused=True, delays=(late,)))
+    stands = replace(with_gauge(delays=(late,)), paused=True)
     stands = replace(stands, recorded=replace(stands.recorded, last_progress=NOW - timedelta(days=1)))
     assert len(problems(STORE, [stands], [])) == 1
 
