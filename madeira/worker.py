@@ -195,6 +195,13 @@ class Worker:
         swept = await self.feeder.sweep(self.dispatcher.generation, now, 1000)
         return 0.0 if swept else 1.0
 
+    async def retire(self) -> float:
+        """The lanes of batches that are over, out of Redis."""
+        if self._recovering:
+            return _IDLE_S
+        await self.feeder.retire(self.dispatcher.generation)
+        return 60.0
+
     async def release(self) -> float:
         """Due entries from the delay streams back into their lanes."""
         if self._recovering:
@@ -246,6 +253,7 @@ class Worker:
             Service("partitions", self.partition),
         ]
         for name, box in self.dispatcher.outboxes.items():
+            Service("retire", self.retire),
             services.append(Service(f"take {name}", partial(self.dispatcher.take, name), wake=box.room))
         return services
 

@@ -168,6 +168,35 @@ class Feeder:
                 swept += result.fed
         return swept
 
+    async def retire(self, generation: int) -> int:
+        """Drop the lanes of batches that are over, or takes would look at all history; returns how many lanes.
+
+        Raises `StaleGeneration` and `StoreUnavailable`.
+        """
+        emptied = [
+            (partner, number)
+            for partner in self._partners
+            for number in await lanes.emptied(self._transit, self._keys(partner))
+        ]
+        if not emptied:
+            return 0
+        async with borrow(self._pool) as connection:
+            cursor = await connection.execute(
+                statement("feed/over"),
+                {
+                    "generation": generation,
+                    "partners": [partner for partner, _ in emptied],
+                    "batches": [number for _, number in emptied],
+                },
+            )
+            over = [_Batch(*row) for row in await cursor.fetchall()]
+        retired = 0
+        for batch in over:
+            retired += await self._transit.scripts.retire(
+                self._keys(batch.partner), generation=generation, batch_id=batch.batch_id
+            )
+        return retired
+
     async def _unfinished(self, generation: int) -> list[_Batch]:
         async with borrow(self._pool) as connection:
             cursor = await connection.execute(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from redis.exceptions import ResponseError
 
 from streams.connection import reached
 from streams.errors import StaleGeneration, TransitLost
 from streams.gauges import now_us
-from streams.keys import GROUP, PartnerKeys
+from streams.keys import GROUP, LIVE, PartnerKeys
 from streams.moves import Entry, Place
 from streams.transit import Transit
+
+if TYPE_CHECKING:
+    from redis.asyncio.client import Pipeline
 
 Raw = tuple[bytes, dict[bytes, bytes]]
 """A stream entry as redis-py gives it: id and fields."""
@@ -39,22 +43,39 @@ async def names(transit: Transit, keys: PartnerKeys) -> tuple[str, ...]:
     return tuple(name.decode() for name in found)
 
 
+async def each(
+    transit: Transit, keys: PartnerKeys, ask: Callable[[Pipeline, str], object]
+) -> list[tuple[str, object]]:
+    """Each lane with the answer to what was asked of it; a lane that was retired meanwhile is left out.
+
+    `ask` queues one command. Raises `TransitLost` where a lane or its group is gone that should be there.
+    """
+    lanes = await names(transit, keys)
+    with reached():
+        pipeline = transit.redis.pipeline(transaction=False)
+        for lane in lanes:
+            ask(pipeline, keys.lane(lane))
+        found = list(zip(lanes, await pipeline.execute(raise_on_error=False), strict=True))
+    failed = [(lane, reply) for lane, reply in found if isinstance(reply, Exception)]
+    there = set(await names(transit, keys)) if failed else set()
+    for lane, error in failed:
+        if lane in there or not isinstance(error, ResponseError):
+            with reached():
+                raise error
+    return [(lane, reply) for lane, reply in found if not isinstance(reply, Exception)]
+
+
 async def adopt(transit: Transit, keys: PartnerKeys, *, worker: str) -> tuple[Entry, ...]:
     """Everything pending under this worker, in the order of the lanes.
 
     After a lost reply: a take that was still on its way may be carried out after this one, so a worker looks
     again some seconds later. Raises `TransitLost` when a group is gone.
     """
-    lanes = await names(transit, keys)
-    with reached():
-        pipeline = transit.redis.pipeline(transaction=False)
-        for lane in lanes:
-            pipeline.xreadgroup(GROUP, worker, {keys.lane(lane): "0"})
-        replies: list[list[tuple[bytes, list[Raw]]]] = await pipeline.execute()
+    found = await each(transit, keys, lambda pipeline, key: pipeline.xreadgroup(GROUP, worker, {key: "0"}))
     return tuple(
         _entry(lane, raw)
-        for lane, reply in zip(lanes, replies, strict=True)
-        for _, entries in reply
+        for lane, reply in found
+        for _, entries in cast("list[tuple[bytes, list[Raw]]]", reply)
         for raw in entries
         if raw[1]
     )
@@ -62,13 +83,27 @@ async def adopt(transit: Transit, keys: PartnerKeys, *, worker: str) -> tuple[En
 
 async def in_hand(transit: Transit, keys: PartnerKeys, *, worker: str) -> bool:
     """Whether anything is pending under this worker. Only looks: `adopt` would make it idle from now on again."""
-    lanes = await names(transit, keys)
+    found = await each(
+        transit,
+        keys,
+        lambda pipeline, key: pipeline.xpending_range(key, GROUP, "-", "+", 1, consumername=worker),
+    )
+    return any(reply for _, reply in found)
+
+
+async def emptied(transit: Transit, keys: PartnerKeys) -> tuple[int, ...]:
+    """Batches whose lanes exist and hold nothing, in hand or unread."""
+    lanes = [lane for lane in await names(transit, keys) if lane != LIVE]
     with reached():
         pipeline = transit.redis.pipeline(transaction=False)
         for lane in lanes:
-            pipeline.xpending_range(keys.lane(lane), GROUP, "-", "+", 1, consumername=worker)
-        replies: list[list[object]] = await pipeline.execute()
-    return any(replies)
+            pipeline.xlen(keys.lane(lane))
+        depths: list[int] = await pipeline.execute()
+    held: dict[int, int] = {}
+    for lane, depth in zip(lanes, depths, strict=True):
+        batch = int(lane.split(":")[1])
+        held[batch] = held.get(batch, 0) + depth
+    return tuple(batch for batch, depth in held.items() if depth == 0)
 
 
 async def last_id(transit: Transit, keys: PartnerKeys, lane: str) -> str:
@@ -100,6 +135,19 @@ async def open_end(transit: Transit, keys: PartnerKeys, lane: str, *, generation
     return bytes(info["last-generated-id"]).decode()
 
 
+async def unread(transit: Transit, keys: PartnerKeys, lane: str, *, most: int) -> int:
+    """How many entries of the lane nobody has taken yet, counted up to `most`; 0 when it is not there."""
+    try:
+        with reached():
+            groups = await transit.redis.xinfo_groups(keys.lane(lane))
+            read = next(
+                (g["last-delivered-id"].decode() for g in groups if g["name"] == GROUP.encode()), "0-0"
+            )
+            return len(await transit.redis.xrange(keys.lane(lane), f"({read}", "+", count=most))
+    except TransitLost:
+        return 0
+
+
 async def groups_intact(transit: Transit, keys: PartnerKeys) -> bool:
     """Whether `pace`, every lane's group and, while anything is under way, `open` and `lanes` are there."""
     with reached():
@@ -113,18 +161,12 @@ async def groups_intact(transit: Transit, keys: PartnerKeys) -> bool:
         under_way = int(batch or 0) + int(live or 0) > 0
         if under_way and not (known and lanes):
             return False
-        pipeline = transit.redis.pipeline(transaction=False)
-        for lane in lanes:
-            pipeline.xinfo_groups(keys.lane(lane.decode()))
-        replies = await pipeline.execute(raise_on_error=False)
-    for reply in replies:
-        if isinstance(reply, ResponseError):
-            return False
-        if isinstance(reply, Exception):
-            raise reply
-        if not any(group["name"] == GROUP.encode() for group in reply):
-            return False
-    return True
+    try:
+        found = await each(transit, keys, lambda pipeline, key: pipeline.xinfo_groups(key))
+    except TransitLost:
+        return False
+    groups = (cast("list[dict[str, object]]", reply) for _, reply in found)
+    return all(any(group["name"] == GROUP.encode() for group in reply) for reply in groups)
 
 
 async def drop_transit(transit: Transit, keys: PartnerKeys) -> int:

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from streams.connection import reached
 from streams.delivery import State
 from streams.errors import StaleGeneration, TransitLost
-from streams.keys import LIVE, PartnerKeys
+from streams.keys import LIVE, PartnerKeys, batch_lane, returns_lane
 from streams.moves import (
     Entry,
     Fed,
@@ -84,6 +84,7 @@ _POSTPONE = _Script("postpone")
 _CONFIGURE = _Script("configure")
 _FENCE = _Script("fence")
 _UNFENCE = _Script("unfence")
+_RETIRE = _Script("retire")
 
 
 def lane_order(lane: str) -> int:
@@ -317,6 +318,17 @@ class Scripts:
     async def forget(self, keys: PartnerKeys, *, generation: int, upto: str, limit: int) -> int:
         """Trims outcomes up to `upto`, and exactly their `done` from `open`; answers how many it trimmed."""
         reply = await self._run(
+    async def retire(self, keys: PartnerKeys, *, generation: int, batch_id: int) -> int:
+        """Drops both lanes of a batch that is over, if they are empty; answers how many it dropped.
+
+        Over: nothing of it can come back, so no entry id, and no attempt id made of it, is ever given twice.
+        """
+        names = (batch_lane(batch_id), returns_lane(batch_id))
+        reply = await self._run(
+            _RETIRE, (keys.pace, keys.lanes, *(keys.lane(name) for name in names)), generation, *names
+        )
+        return cast("int", reply)
+
             _FORGET, (keys.pace, keys.open, keys.outcomes(generation)), generation, upto, limit
         )
         return cast("int", reply)

@@ -19,6 +19,7 @@ from streams.delivery import State
 from streams.envelope import decode
 from streams.errors import StaleGeneration
 from streams.keys import batch_lane, returns_lane
+from streams.scripts import Place
 from tests.pipelines.night import NOW, Night, attempt, night, settlement
 
 
@@ -272,3 +273,35 @@ async def test_the_counter_is_what_the_lanes_hold(stores: Night) -> None:
     assert await stores.feeder.step(1) == 4
     assert (await gauges.gauge(stores.transit, stores.keys())).batch == 4
     assert await stores.sql("SELECT fed_complete FROM batch_partner") == [(1,)]
+
+
+async def test_lanes_of_batches_that_are_over_are_retired(stores: Night) -> None:
+    """Only once the record has every end of an emptied batch; what waits or is in hand keeps its lanes."""
+    over, waiting, held = await stores.release(2), await stores.release(2), await stores.release(1)
+    await stores.feeder.step(1)
+    entries = await stores.take(5)
+    for entry in entries:
+        if entry.place.lane == batch_lane(over):
+            await stores.settle(settlement(entry, attempt(entry, State.DEAD)))
+        elif entry.place == Place(batch_lane(waiting), "1-1"):
+            await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+        elif entry.place.lane == batch_lane(waiting):
+            await stores.settle(settlement(entry, attempt(entry, State.RETRYING)))
+    assert await stores.feeder.retire(1) == 0, "nothing is recorded"
+    await stores.recorder.step()
+    assert await stores.feeder.retire(1) == 1
+    assert await lanes.names(stores.transit, stores.keys()) == (batch_lane(waiting), batch_lane(held))
+    assert await stores.feeder.retire(1) == 0
+    assert await stores.feeder.step(1) == 0, "and nothing of it is fed again"
+
+
+async def test_a_lane_that_is_not_yet_fed_to_its_end_is_kept(stores: Night) -> None:
+    """Sending that is faster than feeding empties a lane in the middle of its batch."""
+    batch = await stores.release(60)
+    await stores.feeder.step(1)
+    for entry in await stores.take(50):
+        await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+    await stores.recorder.step()
+    await stores.sql("UPDATE delivery SET status = 'succeeded'")  # not even where the record claims it
+    assert await stores.feeder.retire(1) == 0
+    assert await lanes.last_id(stores.transit, stores.keys(), batch_lane(batch)) == "1-50"

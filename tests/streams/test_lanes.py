@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from redis.asyncio.client import Pipeline
 
 from streams import gauges, lanes
 from streams.delivery import State
-from streams.errors import StoreUnavailable, TransitLost
+from streams.errors import StaleGeneration, StoreUnavailable, TransitLost
 from streams.transit import Transit
 from tests.streams.line import Line
 
@@ -105,3 +106,60 @@ async def test_unreachable() -> None:
     with pytest.raises(StoreUnavailable):
         await transit.scripts.pause(transit.keys.partner("AB"), generation=1, paused=True)
     await transit.close()
+
+
+async def test_a_batch_that_is_over_is_retired(line: Line) -> None:
+    """Its two lanes go once both are empty, and takes look at the others only; a second run finds nothing."""
+    await line.feed_batch(2)
+    await line.feed_batch(1, batch=8)
+    one, two, other = await line.entries()
+    await line.transit.scripts.give_back(line.keys, generation=1, places=[two.place])
+    await line.settle(line.ended(one, State.SUCCEEDED))
+
+    assert await lanes.emptied(line.transit, line.keys) == ()
+    assert await line.transit.scripts.retire(line.keys, generation=1, batch_id=7) == 0
+    (back,) = await line.entries()
+    await line.settle(line.ended(back, State.DEAD))
+    assert await lanes.emptied(line.transit, line.keys) == (7,)
+    assert await line.transit.scripts.retire(line.keys, generation=1, batch_id=7) == 2
+    assert await line.transit.scripts.retire(line.keys, generation=1, batch_id=7) == 0
+
+    assert await lanes.names(line.transit, line.keys) == ("batch:8",)
+    assert not await line.transit.redis.exists(line.keys.lane("batch:7"), line.keys.lane("batch:7:returns"))
+    assert await lanes.groups_intact(line.transit, line.keys)
+    await line.settle(line.ended(other, State.SUCCEEDED))
+    await line.assert_whole()
+
+
+@pytest.mark.parametrize("why", ["stale", "closed"])
+async def test_nothing_is_retired_for_another_generation(line: Line, why: str) -> None:
+    """Neither for one that is over nor while recovery is at work."""
+    await line.feed_batch(1)
+    await line.settle(*[line.ended(e, State.SUCCEEDED) for e in await line.entries()])
+    await line.transit.scripts.fence(line.keys, generation=2, guard_us=0)
+    if why == "stale":
+        with pytest.raises(StaleGeneration):
+            await line.transit.scripts.retire(line.keys, generation=1, batch_id=7)
+    else:
+        assert await line.transit.scripts.retire(line.keys, generation=2, batch_id=7) == 0
+    assert await lanes.names(line.transit, line.keys) == ("batch:7",)
+
+
+async def test_a_lane_that_is_retired_meanwhile_is_no_loss(line: Line) -> None:
+    """Whoever read the names just before leaves out the one that went; one that only lost its key is missed."""
+    await line.feed_batch(1)
+    await line.feed_batch(1, batch=8)
+    retired = "redis.call('ZREM', KEYS[1], 'batch:7') "
+    lost = "redis.call('UNLINK', KEYS[2]) return redis.call('XINFO', 'GROUPS', KEYS[2])"
+
+    async def asked(first: str) -> list[tuple[str, object]]:
+        def ask(pipeline: Pipeline, key: str) -> object:
+            if key.endswith(":7"):
+                return pipeline.eval(first + lost, 2, line.keys.lanes, key)
+            return pipeline.xlen(key)
+
+        return await lanes.each(line.transit, line.keys, ask)
+
+    with pytest.raises(TransitLost):
+        await asked("")
+    assert await asked(retired) == [("batch:8", 1)]
