@@ -311,13 +311,6 @@ class Scripts:
             for i in range(0, len(reply), 6)
         )
 
-    async def recorded(self, keys: PartnerKeys, *, generation: int, last: str, counted: int) -> None:
-        """PostgreSQL has the outcomes up to `last`, `counted` of this generation in all. Never lowers."""
-        await self._run(_RECORDED, (keys.pace,), generation, last, counted)
-
-    async def forget(self, keys: PartnerKeys, *, generation: int, upto: str, limit: int) -> int:
-        """Trims outcomes up to `upto`, and exactly their `done` from `open`; answers how many it trimmed."""
-        reply = await self._run(
     async def retire(self, keys: PartnerKeys, *, generation: int, batch_id: int) -> int:
         """Drops both lanes of a batch that is over, if they are empty; answers how many it dropped.
 
@@ -329,6 +322,13 @@ class Scripts:
         )
         return cast("int", reply)
 
+    async def recorded(self, keys: PartnerKeys, *, generation: int, last: str, counted: int) -> None:
+        """PostgreSQL has the outcomes up to `last`, `counted` of this generation in all. Never lowers."""
+        await self._run(_RECORDED, (keys.pace,), generation, last, counted)
+
+    async def forget(self, keys: PartnerKeys, *, generation: int, upto: str, limit: int) -> int:
+        """Trims outcomes up to `upto`, and exactly their `done` from `open`; answers how many it trimmed."""
+        reply = await self._run(
             _FORGET, (keys.pace, keys.open, keys.outcomes(generation)), generation, upto, limit
         )
         return cast("int", reply)
