@@ -187,6 +187,13 @@ class Worker:
             return _IDLE_S
         return 0.0 if await self.feeder.step(self.dispatcher.generation) else 2 * _IDLE_S
 
+    async def retire(self) -> float:
+        """The lanes of batches that are over, out of Redis."""
+        if self._recovering:
+            return _IDLE_S
+        await self.feeder.retire(self.dispatcher.generation)
+        return 60.0
+
     async def sweep(self) -> float:
         """Due deliveries of earlier generations back into their lanes."""
         if self._recovering:
@@ -194,13 +201,6 @@ class Worker:
         now = from_us(await gauges.now_us(self._stores.transit.redis))
         swept = await self.feeder.sweep(self.dispatcher.generation, now, 1000)
         return 0.0 if swept else 1.0
-
-    async def retire(self) -> float:
-        """The lanes of batches that are over, out of Redis."""
-        if self._recovering:
-            return _IDLE_S
-        await self.feeder.retire(self.dispatcher.generation)
-        return 60.0
 
     async def release(self) -> float:
         """Due entries from the delay streams back into their lanes."""
@@ -245,6 +245,7 @@ class Worker:
         services = [
             Service("recover", self.recover, deadline_s=600.0),
             Service("feed", self.feed),
+            Service("retire", self.retire),
             Service("sweep", self.sweep),
             Service("release", self.release),
             Service("take over", self.take_over),
@@ -253,7 +254,6 @@ class Worker:
             Service("partitions", self.partition),
         ]
         for name, box in self.dispatcher.outboxes.items():
-            Service("retire", self.retire),
             services.append(Service(f"take {name}", partial(self.dispatcher.take, name), wake=box.room))
         return services
 
