@@ -249,10 +249,19 @@ class Night:
             if is_broken
         ]
         return Verdict(
-            orders=self.orders, delivered=len(delivered), dead=len(dead),
-            open=len(known) - len(delivered) - len(dead), lost=lost, twice=len(twice), flagged=len(flagged), twice_unflagged=len(twice - flagged),
-            reconcile_exit=exit_code, over_qps=over, fell_over=len(fell_over), broken=tuple(broken),
-        )  # fmt: skip
+            orders=self.orders,
+            delivered=len(delivered),
+            dead=len(dead),
+            open=len(known) - len(delivered) - len(dead),
+            lost=lost,
+            twice=len(twice),
+            flagged=len(flagged),
+            twice_unflagged=len(twice - flagged),
+            reconcile_exit=exit_code,
+            over_qps=over,
+            fell_over=len(fell_over),
+            broken=tuple(broken),
+        )
 
     def _reconcile(self) -> tuple[int, tuple[int, int, int, int]]:
         done = subprocess.run(

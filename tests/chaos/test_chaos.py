@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from tests.chaos.night import Night
 from tests.chaos.run import play
-from tests.chaos.scenarios import flushed
 
 ORDERS = 1300
 
@@ -36,7 +34,12 @@ def _worker(stage: Night) -> None:
 
 
 def _emptied(stage: Night) -> None:
-    flushed(stage, Random(1))
+    """FLUSHALL in mid-drain."""
+    stage.start("work")
+    stage.start("work")
+    stage.load_whole()
+    stage.received(ORDERS // 3)
+    stage.flush()
 
 
 @pytest.mark.slow
