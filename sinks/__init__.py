@@ -2,8 +2,8 @@
 
 In reading order:
 
-- leaving: `partner` (who, how fast), `signature` (pure), `address` (where nobody may connect to), `webhook`
-  (one attempt)
+- leaving: `partner` (who, how fast), `signature` (pure), `address` (where nobody may connect to),
+  `connector` (connections, and how much of an answer is parsed at once), `webhook` (one attempt)
 - the answer: `answer` (what came, as values), `classify` (what it means; pure)
 - the record: `statement` (loads `sql/`), `pool` (connections), `journal` (outcomes as rows, and what they change),
   `snapshot` (one moment of it), `migrate`

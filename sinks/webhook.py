@@ -33,19 +33,18 @@ from aiohttp import (
     ClientPayloadError,
     ClientRequest,
     ClientTimeout,
-    TCPConnector,
 )
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from sinks.address import AddressRefused, guarded_socket
+from sinks.address import AddressRefused
 from sinks.answer import Answer, Failed, SlotMissed, Stage, parse_retry_after
+from sinks.connector import INTERIM_ANSWERS, Connector, Handler
 from sinks.partner import Partner
 from sinks.signature import Signer
 from streams.envelope import Envelope
 
 if TYPE_CHECKING:
-    from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
     from aiohttp.streams import StreamReader
 
@@ -54,13 +53,10 @@ Result = Answer | Failed | SlotMissed
 BODY_LIMIT: Final = 64 * 1024
 """Bytes of an answer's body that are read; a longer one ends the connection."""
 
-KEEPALIVE_S: Final = 3.0
-"""An idle connection is not kept longer: one that the partner has just closed makes a false unknown."""
-
 _HEADER_LINES: Final = 100
-_INTERIM_ANSWERS: Final = 16
 _ROUTES: Final = 1024
 _CONNECTION_TRIES: Final = 3
+_TURNS: Final = 4  # of the loop, for what TLS itself has to say
 _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux; elsewhere the loop alone has to notice
 _UNLIMITED: Final = ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _TRACE_ID: Final = pattern(r"(?!0{32})[0-9a-f]{32}")
@@ -155,7 +151,6 @@ class _Route:
         self.allow_private = partner.allow_private
         self.timeout_s = partner.timeout / timedelta(seconds=1)
         self.lateness_s = partner.lateness / timedelta(seconds=1)
-        # TLS has words of its own (session tickets), so there only the end counts.
         self.tls = url.scheme == "https"
         # Only tells the connector where to go; never sent, so one does for all.
         self.request = ClientRequest("POST", url, loop=asyncio.get_running_loop())
@@ -203,13 +198,7 @@ class Webhook:
         self._poll = select.poll()
         self._routes: dict[tuple[str, str, str], _Route] = {}
         self._guarded, self._open = (
-            TCPConnector(
-                limit=0,  # `send` counts: who finds none free gives the slot up and does not queue
-                keepalive_timeout=KEEPALIVE_S,
-                ssl=tls if tls is not None else True,
-                socket_factory=guarded_socket(allow_private=allow_private),
-            )
-            for allow_private in (False, True)
+            Connector(tls=tls, allow_private=allow_private) for allow_private in (False, True)
         )
 
     @classmethod
@@ -259,7 +248,7 @@ class Webhook:
         finally:
             self._busy -= 1
             if trip.connection is not None:
-                trip.connection.close()
+                _abort(trip.connection)
 
     def _route(self, partner: Partner, uri: str) -> _Route:
         key = (partner.tenant, partner.name, uri)
@@ -278,9 +267,13 @@ class Webhook:
             while (early := start - monotonic()) > 0:
                 await _pause(early)
             protocol, transport = connection.protocol, connection.transport
-            if protocol is not None and transport is not None and self._is_quiet(protocol, transport, route):
+            if (
+                isinstance(protocol, Handler)
+                and transport is not None
+                and await self._is_quiet(protocol, transport, route)
+            ):
                 break
-            connection.close()
+            _abort(connection)
         else:
             return Failed(
                 Stage.CONNECT,
@@ -289,6 +282,7 @@ class Webhook:
                 sent_at=None,
                 ended_at=monotonic(),
             )
+        protocol.raw = 0
         protocol.set_response_params(
             read_until_eof=True, auto_decompress=False, read_bufsize=BODY_LIMIT, max_headers=_HEADER_LINES
         )
@@ -306,20 +300,41 @@ class Webhook:
             send.late(sent_at - start - route.lateness_s)
         return await _answer(trip, protocol, connection, send, sent_at)
 
-    def _is_quiet(self, protocol: ResponseHandler, transport: asyncio.Transport, route: _Route) -> bool:
+    async def _is_quiet(self, protocol: Handler, transport: asyncio.Transport, route: _Route) -> bool:
         """Whether a connection can carry a request: still open, and nobody has spoken on it out of turn.
 
         A kept connection that the partner has just ended would make a false unknown; bytes that nobody asked for
         would be read as the answer to the next payment. The kernel knows both before the loop does.
         """
-        if not protocol.is_connected() or protocol.should_close:
-            return False
-        descriptor = transport.get_extra_info("socket").fileno()
-        self._poll.register(descriptor, _ENDED if route.tls else _ENDED | POLLIN)
+        for _ in range(_TURNS):
+            if not protocol.is_connected() or protocol.should_close:
+                return False
+            waiting = self._look(transport.get_extra_info("socket").fileno())
+            if not waiting:
+                return True
+            if not route.tls or waiting & ~POLLIN:
+                return False
+            # TLS has words of its own (session tickets): only the loop, in its turn, can tell them from an answer.
+            await asyncio.sleep(0)
+        return False
+
+    def _look(self, descriptor: int) -> int:
+        """What the kernel holds for a connection: `POLLIN`, or that it has ended; 0 for nothing."""
+        self._poll.register(descriptor, _ENDED | POLLIN)
         try:
-            return not self._poll.poll(0)
+            found = self._poll.poll(0)
+            return found[0][1] if found else 0
         finally:
             self._poll.unregister(descriptor)
+
+
+def _abort(connection: Connection) -> None:
+    """End a connection at once. Closing it would first wait until the partner has read what is unsent, or has
+    said goodbye as TLS asks it to: as long as it likes, and longer than its place here is counted."""
+    transport = connection.transport
+    connection.close()
+    if transport is not None:
+        transport.abort()
 
 
 async def _pause(seconds: float) -> None:
@@ -328,9 +343,9 @@ async def _pause(seconds: float) -> None:
 
 
 async def _answer(
-    trip: _Trip, protocol: ResponseHandler, connection: Connection, send: Send, sent_at: float
+    trip: _Trip, protocol: Handler, connection: Connection, send: Send, sent_at: float
 ) -> Answer | Failed:
-    for _ in range(_INTERIM_ANSWERS):
+    for _ in range(INTERIM_ANSWERS):
         message, payload = await protocol.read()
         if not 100 <= message.code <= 199 or message.code == 101:
             break
@@ -339,6 +354,7 @@ async def _answer(
                       sent_at=sent_at, ended_at=monotonic())  # fmt: skip
     trip.status = message.code
     body, whole = await _body(payload)
+    whole = whole and not protocol.cut
     ended_at = monotonic()
     if whole:
         connection.release()

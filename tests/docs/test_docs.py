@@ -16,7 +16,7 @@ from madeira.configuration import parse
 from madeira.settings import ENVIRONMENT
 from pipelines import dispatch
 from scheduler import fire
-from sinks import webhook
+from sinks import connector, webhook
 from sinks.partner import Partner
 from streams import errors, leases, scripts
 from streams.delivery import WORKER_DIED, Cause
@@ -255,7 +255,7 @@ def test_figures_are_those_of_the_code() -> None:
     assert f"{scripts.MOST_UNRECORDED:,} outcomes" in operations
     assert f"at most {dispatch.HORIZON.total_seconds() * 1000:.0f} ms ahead" in architecture
     assert f"read to {webhook.BODY_LIMIT // 1024} KiB" in architecture
-    assert f"closed after {webhook.KEEPALIVE_S:.0f} s" in architecture
+    assert f"closed after {connector.KEEPALIVE_S:.0f} s" in architecture
     assert f"`{WORKER_DIED}`" in page("docs/errors.md")
     assert (
         f"a lease of {fire.LEASE.total_seconds():.0f} s, renewed every {fire.RENEW_EVERY.total_seconds():.0f} s"
