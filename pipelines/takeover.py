@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from psycopg_pool import AsyncConnectionPool
@@ -12,14 +13,23 @@ from pipelines.attempt import Hand, policy_of, settle_takeover
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.statement import statement
-from streams import gauges, lanes, leases
+from streams import gauges, lanes, leases, outcomes
 from streams.envelope import decode
+from streams.errors import StaleGeneration
 from streams.pace import from_us
 from streams.transit import Transit
 
 log = logging.getLogger(__name__)
 
 _AT_MOST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcomes:
+    """Where each partner's outcome stream of a generation ended."""
+
+    generation: int
+    ends: Mapping[str, str]
 
 
 class Takeover:
@@ -29,13 +39,15 @@ class Takeover:
         self._pool = pool
         self._transit = transit
         self._partners = partners
+        self._quiet: dict[str, _Outcomes] = {}
+        """Dead workers of whom nothing is pending, with what there was to record when that was first seen."""
 
     async def step(self, *, worker: str, generation: int) -> int:
         """Settle dead workers' entries that are idle for longer than a request can take; returns how many."""
         taken = 0
         for partner in self._partners.values():
             taken += await self._take_over(partner, worker=worker, generation=generation)
-        await self._end_silent()
+        await self._end_silent(generation)
         return taken
 
     async def _take_over(self, partner: Partner, *, worker: str, generation: int) -> int:
@@ -60,15 +72,52 @@ class Takeover:
         log.warning("taken_over", extra={"fields": {"partner": partner.name, "entries": len(entries)}})
         return len(entries)
 
-    async def _end_silent(self) -> None:
-        """Close the record of workers that are gone and of whom nothing is pending any more."""
+    async def _end_silent(self, generation: int) -> None:
+        """Close the record of workers that are gone, of whom nothing is pending, and whose ends are recorded.
+
+        Raises `StaleGeneration` where nothing is pending because Redis was emptied: then they stay suspects.
+        """
         async with borrow(self._pool) as connection:
             cursor = await connection.execute(statement("worker/silent"), {"lease": leases.LEASE})
             silent = [row[0] for row in await cursor.fetchall()]
-        for worker in set(silent) - await leases.alive(self._transit, silent):
-            if not await self._has_pending(worker):
+        gone = set(silent) - await leases.alive(self._transit, silent)
+        self._quiet = {worker: seen for worker, seen in self._quiet.items() if worker in gone}
+        for worker in gone:
+            if await self._has_pending(worker):
+                self._quiet.pop(worker, None)
+                continue
+            await self._require_intact(generation)
+            seen = self._quiet.get(worker)
+            if seen is None or seen.generation != generation:
+                seen = self._quiet[worker] = await self._outcomes(generation)
+            if await self._recorded(seen):
                 async with borrow(self._pool) as connection:
                     await connection.execute(statement("worker/end"), {"id": worker})
+
+    async def _outcomes(self, generation: int) -> _Outcomes:
+        ends = {}
+        for name, partner in self._partners.items():
+            keys = self._transit.keys.partner(partner.name, partner.tenant)
+            ends[name] = await outcomes.end(self._transit.redis, keys.outcomes(generation))
+        return _Outcomes(generation, ends)
+
+    async def _recorded(self, seen: _Outcomes) -> bool:
+        """Whether PostgreSQL has them: what a takeover settled and Redis loses is otherwise nobody's to hand in."""
+        async with borrow(self._pool) as connection:
+            cursor = await connection.execute(statement("recover/offsets"), {"generation": seen.generation})
+            recorded: dict[str, str] = dict(await cursor.fetchall())
+        return all(
+            outcomes.order(end) <= outcomes.order(recorded.get(name, outcomes.START))
+            for name, end in seen.ends.items()
+        )
+
+    async def _require_intact(self, generation: int) -> None:
+        """That what was just looked at is all there. Recovery sees the same, but perhaps only after us."""
+        for partner in self._partners.values():
+            keys = self._transit.keys.partner(partner.name, partner.tenant)
+            pace = (await gauges.gauge(self._transit, keys)).generation
+            if pace != generation or not await lanes.groups_intact(self._transit, keys):
+                raise StaleGeneration(f"{keys.pace} or a lane is missing or of another generation")
 
     async def _has_pending(self, worker: str) -> bool:
         for partner in self._partners.values():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
 
+from pipelines.recover import Recovery
 from pipelines.takeover import Takeover
 from streams import leases
 from streams.delivery import WORKER_DIED, State
+from streams.errors import StaleGeneration
 from streams.gauges import gauge
 from streams.lanes import Raw
 from streams.scripts import Entry
@@ -140,7 +143,46 @@ async def test_the_record_of_the_dead_is_closed_last(stores: Night, takeover: Ta
     assert await ended(stores) == []
     await age(stores, entries, idle=LONG)
     await step(takeover)
+    assert await ended(stores) == [], "its end is in Redis alone"
+    await stores.recorder.step()
+    await step(takeover)
     assert await ended(stores) == [WORKER]
+
+
+async def test_a_takeover_that_redis_loses_leaves_a_suspect(stores: Night, takeover: Takeover) -> None:
+    """What a dead worker may have sent is flagged when it is sent again, also where nobody can hand its end in."""
+    await left_by(stores, 1, idle=LONG)
+    await registered(stores, WORKER, silent=LONG)
+    assert await step(takeover) == 1
+    redis = stores.transit.redis
+    for key in [key async for key in redis.scan_iter(match=f"{stores.transit.keys.prefix}:*", count=1000)]:
+        await redis.delete(key)
+    await Recovery(stores.pool, stores.transit, stores.partners, stores.recorder, wait=asyncio.sleep).step()
+    assert await stores.sql("SELECT status::text, possible_duplicate FROM delivery") == [("pending", True)]
+
+
+async def test_others_that_go_on_do_not_keep_a_record_open(stores: Night, takeover: Takeover) -> None:
+    """What was there to record when the dead had nothing left is what counts, not what is settled since."""
+    await left_by(stores, 1, idle=LONG)
+    await registered(stores, WORKER, silent=LONG)
+    await step(takeover)
+    await stores.recorder.step()
+    (other,) = await left_by(stores, 1, idle=timedelta(0), worker=ME)
+    await stores.settle(settlement(other, attempt(other, State.SUCCEEDED)))
+    await step(takeover)
+    assert await ended(stores) == [WORKER]
+
+
+async def test_an_emptied_redis_closes_no_record(stores: Night, takeover: Takeover) -> None:
+    """Nothing is pending there any more, of what a dead worker may have sent: recovery must still suspect it."""
+    await left_by(stores, 1, idle=LONG)
+    await registered(stores, WORKER, silent=LONG)
+    redis = stores.transit.redis
+    for key in [key async for key in redis.scan_iter(match=f"{stores.transit.keys.prefix}:*", count=1000)]:
+        await redis.delete(key)
+    with pytest.raises(StaleGeneration):
+        await step(takeover)
+    assert await ended(stores) == []
 
 
 async def test_what_the_reaper_took_and_did_not_settle(stores: Night, takeover: Takeover) -> None:
@@ -154,6 +196,8 @@ async def test_what_the_reaper_took_and_did_not_settle(stores: Night, takeover: 
     assert await ended(stores) == [], "it has something in hand as a reaper"
     await age(stores, (claimed,), idle=LONG, worker=leases.reaper_of("third"))
     assert await step(takeover) == 1
+    await stores.recorder.step()
+    await step(takeover)
     assert await ended(stores) == ["third"]
 
 
