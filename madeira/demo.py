@@ -32,6 +32,7 @@ from madeira.demo_stage import (
     how_to_stop,
     make_source,
     new_key,
+    note_environment,
     open_banks,
     own_folder,
     whole_night,
@@ -236,12 +237,14 @@ def _tell(scene: _Scene, report: _Report, counts: Counts) -> None:
 def _where_next(scene: _Scene, report: _Report, counts: Counts, *, kept: bool) -> None:
     view, folder = scene.view, scene.folder
     view.title("Where to look next")
-    view.command(f"export MADEIRA_CONFIG={near(folder / 'jobs.toml')} MADEIRA_VAR={near(folder / 'servers')}")
+    noted = near(note_environment(folder, scene.accounting_url))
+    view.command(f". {noted if '/' in noted else f'./{noted}'}", "the demo's jobs.toml, servers and source")
     _command(view, "status", "the servers start again by themselves" if not kept else "")
     for key in counts.total().repeated[:1]:
         _command(view, f"trace {key}", "the payment whose answer was lost")
     for reason in counts.reasons[:1]:
         _command(view, f"trace {reason.example}", "one that is dead, and why")
+    _command(view, f"batch run {JOB} --date {scene.business_date}", "a second run does nothing and says so")
     directory = Path(report.directory)
     view.command(f"column -s, -t {near(directory / '01_summary.csv')}", "the morning's summary")
     view.command(f"less {near(directory / '03_exceptions.csv')}", "each order that needs somebody's eyes")

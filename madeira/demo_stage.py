@@ -1,13 +1,14 @@
 """Where the demo plays: its folder, the accounting source, the banks' characters, and the processes of the night.
 
-Below the folder: `jobs.toml` and `queries/` (what an operator would write), `servers/` (Madeira's own),
-`banks/` (the banks' ledger), `logs/` (one file per process), `reports/`.
+Below the folder: `jobs.toml` and `queries/` (what an operator would write), `environment` (for the shell of who
+looks around), `servers/` (Madeira's own), `banks/` (the banks' ledger), `logs/` (one file per process), `reports/`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -322,6 +323,20 @@ def environment(folder: Path, accounting_url: str, key: str) -> dict[str, str]:
         "BANKS_KEY": key,
     }
     return environ
+
+
+def note_environment(folder: Path, accounting_url: str) -> Path:
+    """A private file for a shell to read, with what later commands need to know of the demo; returns its path."""
+    path = folder / "environment"
+    names = {
+        "MADEIRA_CONFIG": str(folder / "jobs.toml"),
+        "MADEIRA_VAR": str(folder / "servers"),
+        "ACCOUNTING_DSN": accounting_url,
+    }
+    lines = [f"unset {name}" for name in _GIVEN]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in names.items()]
+    write_private(path, "\n".join(lines) + "\n")
+    return path
 
 
 def new_key() -> str:

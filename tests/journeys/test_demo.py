@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -49,6 +52,18 @@ def source() -> Iterator[dict[str, str]]:
             yield row
 
 
+def looking_around(folder: Path, command: str, day: str) -> str:
+    """What `madeira batch` says afterwards in a shell of somebody who works on other servers otherwise."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", '. "$0" && exec "$@"', folder / "environment", sys.executable, "-m", "madeira", "batch",
+         command, "payment-orders", "--date", day],
+        env={**os.environ, "MADEIRA_DATABASE_URL": "postgresql://127.0.0.1:1/none"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_every_order_is_accounted_for_by_three_books(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -80,6 +95,11 @@ def test_every_order_is_accounted_for_by_three_books(
         listed = [row for row in csv.DictReader(file) if row["category"] == "dead"]
     assert len(listed) == said["dead"]
     assert {row["order_id"] for row in refused} <= {row["event_id"].partition(":")[0] for row in listed}
+
+    # What the demo says to read first names its jobs.toml, servers and source, and only its owner may read it.
+    assert (folder / "environment").stat().st_mode & 0o077 == 0
+    assert "nothing was done" in looking_around(folder, "run", Path(said["report_dir"]).parent.name)
+    assert f"{ORDERS}" in looking_around(folder, "plan", "2031-01-01")
 
     # Nothing that it started is left.
     left = status(folder / "servers")
