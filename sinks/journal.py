@@ -60,6 +60,7 @@ class _Row(msgspec.Struct, frozen=True):
     entry: OutcomeEntry
     attempt: Attempt
     late: bool
+    twice: bool
     generation: int
 
 
@@ -99,7 +100,8 @@ def _parsed(offset: Offset, entry: OutcomeEntry) -> _Row:
         offset=offset,
         entry=entry,
         attempt=attempt,
-        late=entry.timing is Timing.LATE,
+        late=entry.timing in {Timing.LATE, Timing.TWICE},
+        twice=attempt.possible_duplicate or entry.timing is Timing.TWICE,
         # The attempt's own, not the stream's: what is handed in during a recovery waits in no delay stream.
         generation=int(attempt.attempt_id.split("/", 2)[1]),
     )
@@ -150,6 +152,8 @@ async def _write_rows(connection: AsyncConnection[TupleRow], rows: Sequence[_Row
                 if number % _TURN == 0:
                     await asyncio.sleep(0)
         await cursor.execute(statement("record/write"), _RULES)
+        if any(row.twice for row in rows):
+            await cursor.execute(statement("record/flag"))
 
 
 def _columns(row: _Row) -> tuple[object, ...]:
@@ -172,7 +176,7 @@ def _columns(row: _Row) -> tuple[object, ...]:
         a.outcome.value,
         clean(a.reason),
         a.may_have_arrived,
-        a.possible_duplicate,
+        row.twice,
         clean(a.excerpt),
         a.state.value,
         None if a.cause is None else a.cause.value,
@@ -188,9 +192,12 @@ def clean(text: str) -> str:
 
 
 async def _quarantine(connection: AsyncConnection[TupleRow], bad: _Bad) -> None:
+    source, _, event_id = clean(bad.entry.delivery).partition(":")
     await connection.execute(
         statement("record/quarantine"),
         {
+            "source": source,
+            "event_id": event_id,
             "partner": bad.offset.partner,
             "generation": bad.offset.generation,
             "entry": bad.entry.entry,

@@ -17,19 +17,24 @@ START = "0-0"
 
 
 class Timing(StrEnum):
-    """How settle met the entry: in the worker's hand, no longer there, or while recovery was collecting."""
+    """How settle met the entry: in the worker's hand, no longer there, or while recovery was collecting.
+
+    `TWICE`: no longer there, and a copy of it was in another hand, which may have sent it again.
+    """
 
     IN_TIME = ""
     LATE = "late"
     HANDED = "handed"
+    TWICE = "twice"
 
 
 class OutcomeEntry(msgspec.Struct, frozen=True):
-    """One entry of an outcome stream. `data` is the Attempt as settle was given it."""
+    """One entry of an outcome stream. `data` is the Attempt as settle was given it, `delivery` whose it is."""
 
     entry: str
     data: bytes
     timing: Timing
+    delivery: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,10 @@ async def read(
     return tuple(
         tuple(
             OutcomeEntry(
-                entry.decode(), fields.get(b"o", b""), _TIMINGS.get(fields.get(b"l", b""), Timing.LATE)
+                entry.decode(),
+                fields.get(b"o", b""),
+                _TIMINGS.get(fields.get(b"l", b""), Timing.LATE),
+                fields.get(b"d", b"").decode(errors="replace"),
             )
             for entry, fields in answer
         )

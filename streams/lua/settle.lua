@@ -16,11 +16,12 @@ local function leave(lane)
   count[kind] = count[kind] - 1
 end
 
--- A success that comes after its entry was given to somebody else takes the copy back, wherever it is.
+-- A success that comes after its entry was given to somebody else takes the copy back, wherever it is. True where the
+-- copy was in a hand, whose send may be the second one and may never be told of.
 local function withdraw(delivery, attempt)
-  local where = redis.call('HGET', KEYS[2], delivery)
+  local where, twice = redis.call('HGET', KEYS[2], delivery), false
   if where and string.sub(where, 1, 5) == 'done:' then
-    if where == 'done:' .. attempt then return end
+    if where == 'done:' .. attempt then return false end
     for _, e in ipairs(redis.call('XRANGE', KEYS[4], '-', '+')) do
       if e[2][2] == delivery then redis.call('XDEL', KEYS[4], e[1]) end
     end
@@ -38,11 +39,14 @@ local function withdraw(delivery, attempt)
         if head then redis.call('ZADD', KEYS[3], head[2][14], seconds) else redis.call('ZREM', KEYS[3], seconds) end
       end
     else
-      count.pending = count.pending - redis.call('XACK', key, 'senders', id)
+      local handed = redis.call('XACK', key, 'senders', id)
+      count.pending = count.pending - handed
+      twice = handed == 1
       if redis.call('XDEL', key, id) == 1 then leave(place) end
     end
   end
   redis.call('HSET', KEYS[2], delivery, 'done:' .. attempt)
+  return twice
 end
 
 local items = cmsgpack.unpack(ARGV[3])
@@ -54,7 +58,7 @@ for i, s in ipairs(items) do
   local acked = string.match(attempt, '^[^/]+/(%d+)/') == opened and redis.call('XACK', key, 'senders', id) == 1
   if not acked then
     mark = late
-    if state == 'succeeded' then withdraw(delivery, attempt) end
+    if state == 'succeeded' and withdraw(delivery, attempt) then mark = 'twice' end
   else
     count.pending = count.pending - 1
     local f = terminal == '' and (redis.call('XRANGE', key, id, id)[1] or {})[2]

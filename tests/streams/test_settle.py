@@ -171,7 +171,10 @@ async def test_late_success_withdraws_from_the_lane(line: Line) -> None:
 
 
 async def test_late_success_withdraws_from_a_hand(line: Line) -> None:
-    """A success that comes when its copy is in another worker's hand makes that worker's end the late one."""
+    """A success that comes when its copy is in another worker's hand makes that worker's end the late one.
+
+    It says that the copy may have been sent: that worker may die and never tell.
+    """
     entry = await in_hand(line)
     await copy_in_lane(line, entry)
     (copy,) = await line.entries(worker="w2")
@@ -180,6 +183,7 @@ async def test_late_success_withdraws_from_a_hand(line: Line) -> None:
     settled = await line.settle(line.ended(copy, State.RETRYING))
 
     assert settled.late == (True,)
+    assert [fields[b"l"] for fields in await line.outcomes()][-2:] == [b"twice", b"late"]
     assert await line.where(entry.delivery) == "done:AB/1/batch:7/1-1"
     assert (await line.gauge()).pending == 0
     await line.assert_whole()
