@@ -61,15 +61,18 @@ async def open_pool(
 async def borrow(pool: AsyncConnectionPool) -> AsyncIterator[AsyncConnection[TupleRow]]:
     """One connection, committed at the end, rolled back at an error.
 
-    Raises `StoreUnavailable` where PostgreSQL does not answer, a lock is not given in time or the session was
-    ended; nothing of the block was committed then, unless the answer to the commit itself was lost.
+    Raises `StoreUnavailable` where PostgreSQL does not answer or takes no writes, a lock is not given in time or the
+    session was ended; nothing of the block was committed then, unless the answer to the commit itself was lost.
     """
     try:
         async with pool.connection() as connection:
             yield connection
     except (
         psycopg.OperationalError,
-        psycopg.errors.IdleInTransactionSessionTimeout,  # an InternalError to psycopg, and the session is gone
+        # InternalErrors to psycopg: the session is gone; the server is a standby or read-only; a trigger said no.
+        psycopg.errors.IdleInTransactionSessionTimeout,
+        psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.RaiseException,
         psycopg.InterfaceError,
         PoolTimeout,
         PoolClosed,

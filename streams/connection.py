@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as NoAnswer
 
 from streams.errors import StoreUnavailable, TransitLost
+
+# A disk that is full, a script that runs too long, replicas that are away: it passes, and nothing was carried out.
+_PASSING = ("MISCONF", "BUSY ", "NOREPLICAS")
 
 
 @contextmanager
@@ -17,14 +20,19 @@ def reached() -> Iterator[None]:
     """Turns what redis-py raises into our tree; anything else passes as it is.
 
     After `StoreUnavailable` the command may have run, or may still run: adopt, don't repeat.
-    Raises `StoreUnavailable` (no connection, no answer, loading, a replica) and `TransitLost` (no group).
+    Raises `StoreUnavailable` (no connection, no answer, loading, a replica, memory or disk full) and `TransitLost`
+    (no group).
     """
     try:
         yield
     except (NoConnection, NoAnswer, ReadOnlyError) as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
+    except OutOfMemoryError as error:
+        raise StoreUnavailable(f"Redis is at its memory limit: {error}") from error
     except ResponseError as error:
         # Not at the start: a pipeline puts the command before it.
         if "NOGROUP" in str(error) or "no such key" in str(error):
             raise TransitLost(str(error)) from error
+        if any(word in str(error) for word in _PASSING):
+            raise StoreUnavailable(f"Redis refuses for now: {error}") from error
         raise

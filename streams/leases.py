@@ -20,14 +20,14 @@ _LEASE_MS = LEASE // timedelta(milliseconds=1)
 
 async def acquire(transit: Transit, worker: str) -> bool:
     """Begin under an id that nobody ever used; False when somebody has it."""
-    with reached():
-        return bool(await transit.redis.set(transit.keys.worker(worker), "1", nx=True, px=_LEASE_MS))
+    return await transit.scripts.lease(transit.keys.worker(worker), lasts=LEASE)
 
 
 async def renew(transit: Transit, worker: str) -> bool:
     """Fifteen seconds more. False: it has expired; drop what is unsent and begin under a new id."""
     with reached():
-        return bool(await transit.redis.set(transit.keys.worker(worker), "1", xx=True, px=_LEASE_MS))
+        # SET would be refused at the memory limit, and a full Redis must drain.
+        return bool(await transit.redis.pexpire(transit.keys.worker(worker), _LEASE_MS))
 
 
 async def end(transit: Transit, worker: str) -> None:

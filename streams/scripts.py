@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from streams.connection import reached
 from streams.delivery import State
-from streams.errors import StaleGeneration, TransitLost
+from streams.errors import StaleGeneration, StoreUnavailable, TransitLost
 from streams.keys import LIVE, PartnerKeys, batch_lane, returns_lane
 from streams.moves import (
     Entry,
@@ -85,6 +85,9 @@ _CONFIGURE = _Script("configure")
 _FENCE = _Script("fence")
 _UNFENCE = _Script("unfence")
 _RETIRE = _Script("retire")
+_LEASE = _Script("lease")
+
+_LET_IN = (_TAKE, _SETTLE)
 
 
 def lane_order(lane: str) -> int:
@@ -112,6 +115,10 @@ class Scripts:
             try:
                 reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *arguments)
             except NoScriptError:
+                if script in _LET_IN:
+                    raise StaleGeneration(
+                        f"{script.name}: Redis was started anew since it was fenced"
+                    ) from None
                 # Certain not to have run, so this is no second send.
                 reply = await self._call("EVAL", script.text, len(keys), *keys, *arguments)
         if reply == b"STALE":
@@ -257,8 +264,10 @@ class Scripts:
                     *[r.envelope for r in rows],
                 ),
             )
-        except OutOfMemoryError:
-            return Refused("full", "")
+        except StoreUnavailable as error:
+            if isinstance(error.__cause__, OutOfMemoryError):
+                return Refused("full", "")
+            raise
         match reply:
             case [bytes(reason), bytes(last)]:
                 return msgspec.convert({"reason": reason.decode(), "last": last.decode()}, Refused)
@@ -266,6 +275,10 @@ class Scripts:
                 return Fed(fed, skipped)
             case _:
                 raise TypeError(f"feed answered {reply!r}")
+
+    async def lease(self, key: str, *, lasts: timedelta) -> bool:
+        """Take a worker's lease, also at the memory limit; False when somebody has it."""
+        return await self._run(_LEASE, (key,), lasts // timedelta(milliseconds=1)) == 1
 
     async def release(self, keys: PartnerKeys, *, generation: int, limit: int) -> Released:
         """Moves what is due by Redis time from the delay streams to its lane."""
@@ -360,10 +373,24 @@ class Scripts:
         """Closes under a new generation and answers the one before (None: there was no `pace`).
 
         Nobody sends for 1 s + J from now. Raises `StaleGeneration` rather than lower the generation or close
-        one that is open under this very number.
+        one that is open under this very number. Lets take and settle into this server, see `let_in`.
         """
         reply = await self._run(_FENCE, (keys.pace,), generation, guard_us)
+        with reached():
+            for script in _LET_IN:
+                await self._call("SCRIPT LOAD", script.text)
         return cast("int | None", reply)
+
+    async def let_in(self) -> bool:
+        """Whether take and settle may run on this server: whether somebody fenced a partner since it was started.
+
+        A server that comes back may have lost its last second, and looks whole: what was sent then would be handed
+        out again as fresh. Scripts are not kept over a restart, so take and settle answer `StaleGeneration` there
+        until recovery, which fences, has put them in.
+        """
+        with reached():
+            known = cast("list[int]", await self._call("SCRIPT EXISTS", *(script.sha for script in _LET_IN)))
+        return all(known)
 
     async def unfence(
         self,

@@ -188,6 +188,59 @@ async def test_possible_duplicate_stays(stores: Night) -> None:
     assert await stores.sql("SELECT status::text, possible_duplicate FROM delivery") == [("succeeded", True)]
 
 
+@pytest.mark.parametrize("second", [State.SUCCEEDED, State.RETRYING])
+async def test_a_second_send_flags_also_after_the_end(stores: Night, second: State) -> None:
+    """The first send's success came late and ended it; then the second one, under way meanwhile, is told of."""
+    (entry,) = await taken(stores, 1)
+    await write(stores, attempt(entry, State.SUCCEEDED), "late")
+    await stores.recorder.step()
+    again = msgspec.structs.replace(entry, place=Place(entry.place.lane, "0-9"))
+    await write(stores, attempt(again, second, number=2, possible_duplicate=True), "late")
+    await stores.recorder.step()
+    assert await stores.sql("SELECT status::text, possible_duplicate FROM delivery") == [("succeeded", True)]
+
+
+async def test_a_success_whose_copy_was_in_a_hand_flags(stores: Night) -> None:
+    """Whoever had the copy may have sent it, and may be dead."""
+    (entry,) = await taken(stores, 1)
+    await write(stores, attempt(entry, State.SUCCEEDED), "twice")
+    await stores.recorder.step()
+    assert await stores.sql("SELECT status::text, possible_duplicate FROM delivery") == [("succeeded", True)]
+    assert [row[4] for row in await logged(stores)] == [True]
+
+
+async def test_what_is_put_aside_flags_its_delivery(stores: Night) -> None:
+    """It stays pending, so the next recovery feeds it again: that send may be the second one, and says so."""
+    first, second = await taken(stores, 2)
+    await stores.settle(settlement(first, attempt(first, State.SUCCEEDED), outcome=b"nonsense"))
+    await stores.settle(settlement(second, attempt(second, State.SUCCEEDED)))
+    await stores.recorder.step()
+    await stores.open(2)
+    await stores.feeder.step(2)
+    [again] = await stores.take(9, generation=2)
+    assert (again.delivery, again.possible_duplicate) == (first.delivery, True)
+
+
+@pytest.mark.parametrize(
+    "refusal", ["RAISE EXCEPTION 'the disk is full'", "RAISE EXCEPTION 'x' USING ERRCODE = '25006'"]
+)
+async def test_a_postgresql_that_takes_no_writes_is_waited_for(stores: Night, refusal: str) -> None:
+    """An operational refusal meets every outcome alike: none is put aside, all are recorded once it is over."""
+    entries = await taken(stores, 3)
+    for entry in entries:
+        await write(stores, attempt(entry, State.SUCCEEDED))
+    await stores.sql(
+        f"CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {refusal}; END $$;"
+        "CREATE TRIGGER no BEFORE INSERT ON delivery_log FOR EACH ROW EXECUTE FUNCTION no()"
+    )
+    with pytest.raises(StoreUnavailable):
+        await stores.recorder.step()
+    await stores.sql("DROP TRIGGER no ON delivery_log")
+    assert await stores.recorder.step() == 3
+    assert set((await stores.statuses()).values()) == {"succeeded"}
+    assert await stores.sql("SELECT * FROM outcome_quarantine") == []
+
+
 async def test_what_is_handed_in_during_a_recovery_is_swept_later(stores: Night) -> None:
     """A retry handed in while Redis is closed waits in no delay stream, so sweep feeds it when it is due."""
     (entry,) = await taken(stores, 1)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from redis.exceptions import ResponseError
 
+from madeira.embedded_valkey import PrivateValkey
 from streams import lanes, leases
+from streams.connection import reached
 from streams.delivery import State
-from streams.errors import StaleGeneration, TransitLost
+from streams.errors import StaleGeneration, StoreUnavailable, TransitLost
 from streams.moves import Entry
 from streams.transit import Transit
 from tests.streams.line import Line
@@ -149,3 +152,34 @@ async def test_stale_and_lost(line: Line) -> None:
     await line.transit.redis.xgroup_destroy(line.keys.lane("batch:7"), "senders")
     with pytest.raises(TransitLost):
         await claim(line)
+
+
+async def test_leases_at_the_memory_limit(private_valkey: PrivateValkey) -> None:
+    """A full Redis must drain: workers stay alive, and new ones begin."""
+    transit = Transit.open(private_valkey.url)
+    try:
+        assert await leases.acquire(transit, "w1")
+        await transit.redis.config_set("maxmemory", 1)
+        assert await leases.renew(transit, "w1")
+        assert await leases.acquire(transit, "w2")
+        assert not await leases.acquire(transit, "w2")
+        assert 14_000 < await transit.redis.pttl(transit.keys.worker("w2")) <= 15_000
+        with pytest.raises(StoreUnavailable, match="memory limit"), reached():
+            await transit.redis.set("anything", "1")
+    finally:
+        await transit.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MISCONF Errors writing to the AOF file: No space left on device",
+        "Command # 1 (HSET k f v) of pipeline caused error: MISCONF Errors writing to the AOF file",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "NOREPLICAS Not enough good replicas to write.",
+    ],
+)
+def test_what_a_server_refuses_for_a_while_is_no_fault_of_ours(said: str) -> None:
+    """Nothing was carried out, and it passes: services wait for it instead of ending their process."""
+    with pytest.raises(StoreUnavailable), reached():
+        raise ResponseError(said)
