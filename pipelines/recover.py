@@ -25,7 +25,7 @@ from sinks.statement import statement
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
 from streams.errors import StaleGeneration
-from streams.keys import PartnerKeys
+from streams.keys import PartnerKeys, batch_lane
 from streams.outcomes import START, Position, rewound
 from streams.transit import Transit
 
@@ -131,6 +131,8 @@ class Recovery:
             return "an earlier recovery did not finish"
         if generation.run_id != await gauges.run_id(self._transit.redis):
             return "Redis was started anew" if generation.run_id else "first start"
+        if not await self._transit.scripts.let_in():
+            return "Redis does not have this version's scripts"
         unknown = False
         for partner in self._partners.values():
             found = (await gauges.gauge(self._transit, self._keys(partner))).generation
@@ -176,6 +178,7 @@ class Recovery:
         log.info("partners_introduced", extra={"fields": {"partners": [partner.name for partner in new]}})
 
     async def _recover(self, reason: str, holder: AsyncConnection[TupleRow]) -> Recovered:
+        run_id = await gauges.run_id(self._transit.redis)
         losses, number, there = await self._begin()
         log.warning(
             "recovery_started",
@@ -185,8 +188,9 @@ class Recovery:
         checkpoint("recover-after-fence")
 
         await self._recorder.drain(number)
-        await self._hand_in(number, holder)
+        await self._hand_in(number, holder, run_id)
         await self._recorder.drain(None)
+        await self._still_there(run_id)
 
         suspects = 0 if losses.marked else await self._mark_suspects(losses, number)
         await _still_mine(holder, number)
@@ -200,7 +204,7 @@ class Recovery:
             paused = await _paused(connection)
         for partner in self._partners.values():
             await self._open(partner, number, paused)
-        run_id = await gauges.run_id(self._transit.redis)
+        # The one from the start: a server that was started anew since then needs a recovery of its own.
         async with borrow(self._pool) as connection:
             await connection.execute(statement("recover/finish"), {"run_id": run_id, "number": number})
         recovered = Recovered(generation=number, reason=reason, suspects=suspects, lost=losses.lost)
@@ -263,14 +267,20 @@ class Recovery:
             )
         return losses
 
-    async def _hand_in(self, number: int, holder: AsyncConnection[TupleRow]) -> None:
+    async def _hand_in(self, number: int, holder: AsyncConnection[TupleRow], run_id: str) -> None:
         """Wait until every living worker has settled all it had under `number`, or is silent for a lease.
 
         Asked on the lock's own connection: a session that is idle for long is ended, and the lock with it.
         """
         parameters = {"lease": leases.LEASE, "generation": number}
         while await _count(await holder.execute(statement("recover/waiting_for"), parameters)):
+            await self._still_there(run_id)
             await self._wait(_ASK_AGAIN_S)
+
+    async def _still_there(self, run_id: str) -> None:
+        """Raise `StaleGeneration` where Redis was started anew meanwhile: what was handed in there may be lost again."""
+        if await gauges.run_id(self._transit.redis) != run_id:
+            raise StaleGeneration("Redis was started anew in the middle of a recovery")
 
     async def _mark_suspects(self, losses: _Losses, number: int) -> int:
         """Flag what may have been sent without an outcome (decision 7); none where every worker handed in."""
@@ -297,8 +307,26 @@ class Recovery:
                     ).rowcount
                 for name, deliveries in named.items():
                     marked += await _suspect(connection, name, deliveries)
+                    marked += await self._suspect_beyond(connection, self._partners[name])
             done = msgspec.json.encode(msgspec.structs.replace(losses, marked=True)).decode()
             await connection.execute(statement("recover/marked"), {"suspects": done})
+        return marked
+
+    async def _suspect_beyond(self, connection: AsyncConnection[TupleRow], partner: Partner) -> int:
+        """Flag rows that were handed over behind the end of what Redis kept of their lane.
+
+        Of the 3·Q that may have been sent meanwhile, those that are still unread there would have gone first.
+        """
+        keys, marked = self._keys(partner), 0
+        cursor = await connection.execute(statement("recover/handed_over"), {"partner": partner.name})
+        for batch, upto in await cursor.fetchall():
+            lane = batch_lane(batch)
+            kept = int((await lanes.last_id(self._transit, keys, lane)).partition("-")[2])
+            most = 3 * partner.qps
+            left = most - await lanes.unread(self._transit, keys, lane, most=most) if kept < upto else 0
+            if left > 0:
+                values = {"partner": partner.name, "batch": batch, "kept": kept, "upto": upto, "limit": left}
+                marked += (await connection.execute(statement("recover/suspect_beyond"), values)).rowcount
         return marked
 
     async def _forget_old_outcomes(self, number: int) -> None:

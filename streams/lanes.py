@@ -143,7 +143,10 @@ async def unread(transit: Transit, keys: PartnerKeys, lane: str, *, most: int) -
             read = next(
                 (g["last-delivered-id"].decode() for g in groups if g["name"] == GROUP.encode()), "0-0"
             )
-            return len(await transit.redis.xrange(keys.lane(lane), f"({read}", "+", count=most))
+            found = cast(
+                "list[Raw]", await transit.redis.xrange(keys.lane(lane), f"({read}", "+", count=most)
+            )
+            return len(found)
     except TransitLost:
         return 0
 

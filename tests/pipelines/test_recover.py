@@ -288,6 +288,30 @@ async def test_keys_there_and_somebody_silent(database_url: str, redis_url: str,
         assert await stage.flagged() == [1, 2, 3, 4, 5]
 
 
+async def test_a_feed_that_redis_lost(database_url: str, redis_url: str, key_prefix: str) -> None:
+    """A power cut takes Redis's last second and a worker: rows behind what Redis kept were sent, perhaps."""
+    async with stores(database_url, redis_url, key_prefix, qps=1) as stage:
+        await stage.recover()
+        await stage.hire(silent=OLD)
+        batch = await stage.order(2)
+        await stage.night.sql(
+            "UPDATE batch_partner SET fed_upto = 9 WHERE batch_id = %(batch)s RETURNING 1", batch=batch
+        )
+        await stage.night.sql(
+            """WITH e AS (INSERT INTO event (source, event_id, event_type, body, body_sha256, trace_id, created_at,
+                                             batch_id, business_date, amount_minor, currency)
+                          SELECT source, 'more:' || n, event_type, body, body_sha256, trace_id, created_at, batch_id,
+                                 business_date, amount_minor, currency
+                          FROM event, generate_series(3, 9) AS n WHERE event_id LIKE '%%:1' RETURNING id, event_id)
+               INSERT INTO delivery (event, partner, row_number, batch_id, updated_at)
+               SELECT id, 'AB', split_part(event_id, ':', 2)::integer, %(batch)s, now() FROM e RETURNING 1""",
+            batch=batch,
+        )
+        await stage.restarted()
+        assert (await stage.recover()).suspects == 2 + 1, "two that are unread there, and the next"
+        assert await stage.flagged() == [1, 2, 3]
+
+
 async def test_a_worker_that_does_not_come_back(stage: Stage) -> None:
     """It is waited for while it is heard of, and suspected once its last word is older than a lease."""
     await stage.hire()
