@@ -19,9 +19,10 @@ import psycopg
 
 from madeira import show
 from madeira.check import check as look
+from madeira.exit import leave_within
 from madeira.runtime import brief, stop_on_signals
 from madeira.settings import Settings
-from madeira.supervisor import supervise
+from madeira.supervisor import leave_with_supervisor, supervise, supervisor_gone
 from madeira.wiring import Servers, servers
 from madeira.worker import Stores, Worker, open_stores
 from pipelines.batch import BatchResult, BatchState, plan, run_batch
@@ -41,6 +42,10 @@ from streams.errors import BatchRefused, ConfigurationError, StaleGeneration, St
 log = logging.getLogger(__name__)
 
 _CONNECTIONS = 512
+_SERVERS_S = 5.0
+"""What a supervisor has for the embedded servers, after its children have left."""
+_STUCK_S = 5.0
+_SCHEDULER_S = 25.0
 
 
 # -- delivering ------------------------------------------------------------------------------------------
@@ -49,7 +54,7 @@ _CONNECTIONS = 512
 async def work(settings: Settings, *, processes: int) -> int:
     """One worker process, or a supervisor over several."""
     stop = asyncio.Event()
-    stop_on_signals(stop)
+    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + (_SERVERS_S if processes > 1 else 0.0)))
     with servers(settings) as where:
         if processes > 1:
             return await supervise(["work"], processes=processes, stop=stop, grace_s=_grace_s(settings))
@@ -60,7 +65,7 @@ async def work(settings: Settings, *, processes: int) -> int:
 async def up(settings: Settings, *, processes: int) -> int:
     """Workers and scheduler, as processes of their own, until a signal."""
     stop = asyncio.Event()
-    stop_on_signals(stop)
+    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + _SERVERS_S))
     with servers(settings):
         codes = await asyncio.gather(
             supervise(["work"], processes=processes, stop=stop, grace_s=_grace_s(settings)),
@@ -81,7 +86,18 @@ async def work_until(stop: asyncio.Event, settings: Settings, where: Servers) ->
             open_stores(where.database_url, where.redis_url, key_prefix=settings.key_prefix)
         )
         webhook = await opened.enter_async_context(Webhook.open(connections=_CONNECTIONS))
-        await Worker(stores, webhook, settings.partners, keep_up=_keep_up(where)).run(stop)
+        worker = Worker(
+            stores,
+            webhook,
+            settings.partners,
+            keep_up=_keep_up(where),
+            on_stuck=lambda: leave_within(_STUCK_S),
+        )
+        ended = asyncio.create_task(leave_with_supervisor(stop, lambda: leave_within(_grace_s(settings))))
+        try:
+            await worker.run(stop)
+        finally:
+            ended.cancel()
 
 
 def _keep_up(where: Servers) -> Callable[[], None] | None:
@@ -173,8 +189,14 @@ def _sentence(result: BatchResult) -> str:
 def schedule(settings: Settings) -> int:
     """Fire jobs until SIGTERM or SIGINT; leave with 1 when a job is no longer looked at."""
     stop = threading.Event()
+
+    def asked(*_: object) -> None:
+        if not stop.is_set():
+            leave_within(_SCHEDULER_S)  # a run under way is gone on with by the next scheduler
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, asked)
     with servers(settings) as where:
         service = Service(scheduler_for(settings, where.database_url, now=_now))
         service.start()
@@ -187,7 +209,11 @@ def schedule(settings: Settings) -> int:
                     except StoreUnavailable as error:
                         log.warning("servers_not_kept_up", extra={"fields": {"error": brief(error)}})
                 if service.stuck(_now()):
+                    leave_within(_STUCK_S)
                     return 1
+                if supervisor_gone():
+                    log.warning("supervisor_gone")
+                    asked()
         finally:
             service.stop()
     return 0

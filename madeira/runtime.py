@@ -44,16 +44,18 @@ async def run(
     stop: asyncio.Event,
     away: tuple[type[BaseException], ...],
     grace_s: float = 5.0,
+    on_stuck: Callable[[], object] | None = None,
 ) -> None:
     """Repeat all services until `stop` is set; a step under way has `grace_s` from then on to finish.
 
     What takes longer (a recovery that waits for somebody) is cancelled: every step may be broken off anywhere.
     `away` are the errors that mean that a store does not answer. Any other error of a step ends them all and
-    is raised (in an `ExceptionGroup`), and so is `Stuck`.
+    is raised (in an `ExceptionGroup`), and so is `Stuck`, after `on_stuck`: what is stuck may not let go when it
+    is cancelled, so whoever calls may want to leave without it.
     """
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(_repeat(service, stop, away), name=service.name) for service in services]
-        watch = group.create_task(_watch(services), name="watch")
+        watch = group.create_task(_watch(services, on_stuck), name="watch")
         asked = group.create_task(stop.wait())
         # A loop only ends by `stop` or by its error, which the group raises here.
         await asyncio.wait({asked, *loops}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,22 +133,30 @@ async def _wait(delay: float, stop: asyncio.Event, wake: asyncio.Event | None) -
         pass
 
 
-async def _watch(services: Sequence[Service]) -> None:
+async def _watch(services: Sequence[Service], on_stuck: Callable[[], object] | None) -> None:
     loop = asyncio.get_running_loop()
     while True:  # until `run` ends it: who hangs while everybody leaves is stuck, too
         now = loop.time()
         for service in services:
             if service.started_at is not None and now - service.started_at > service.deadline_s:
                 log.error("service_stuck", extra={"fields": {"service": service.name}})
+                if on_stuck is not None:
+                    on_stuck()
                 raise Stuck(f"{service.name} has not come back for {service.deadline_s:.0f} s")
         await asyncio.sleep(_WATCH_EVERY_S)
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT ask for a clean leave."""
+def stop_on_signals(stop: asyncio.Event, asked: Callable[[], object] | None = None) -> None:
+    """SIGTERM and SIGINT ask for a clean leave; `asked` is called at the first one."""
     loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        if not stop.is_set() and asked is not None:
+            asked()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, leave)
 
 
 def brief(error: BaseException) -> str:

@@ -18,9 +18,11 @@ from sinks.statement import statement
 from streams import gauges
 from streams.gauges import Gauge
 from streams.pace import to_ms
+from streams.server import ServerFacts, server_facts
 
 _NO_PROGRESS = timedelta(seconds=60)
 _BEHIND = 5_000
+_NEARLY_FULL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ async def read_status(settings: Settings, stores: Stores) -> Status:
         for row in recorded.values()
         if row.partner not in settings.partners and row.pending + row.retrying
     ]
-    return Status(store, tuple(partners), batches, (*problems(store, partners, batches), *orphans))
+    room = redis_problems(await server_facts(stores.transit.redis))
+    return Status(store, tuple(partners), batches, (*problems(store, partners, batches), *orphans, *room))
 
 
 async def _read_record(
@@ -135,8 +138,9 @@ def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[
     waiting = sum(each.recorded.pending + each.recorded.retrying for each in partners)
     if waiting and not store.workers:
         found.append(f"{waiting:,} deliveries wait and no worker is running: start `madeira work`")
+    released = max((batch.released_at for batch in batches if batch.released_at), default=None)
     for each in partners:
-        found += _partner_problems(each, store)
+        found += _partner_problems(each, store, released)
     for batch in batches:
         name = f"batch {batch.id} ({batch.job} for {batch.business_date})"
         if batch.state == "failed":
@@ -148,7 +152,20 @@ def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[
     return tuple(found)
 
 
-def _partner_problems(each: PartnerStatus, store: Store) -> list[str]:
+def redis_problems(facts: ServerFacts) -> tuple[str, ...]:
+    """What Redis lacks for payments to go on; pure."""
+    found = []
+    if facts.memory_limit and facts.memory_used >= _NEARLY_FULL * facts.memory_limit:
+        found.append(
+            f"Redis is at its memory limit ({facts.memory_used:,} of {facts.memory_limit:,} bytes): what it has "
+            "drains, nothing is fed; raise maxmemory"
+        )
+    if not facts.aof_healthy:
+        found.append("Redis cannot write its append-only file and refuses everything: is its disk full?")
+    return tuple(found)
+
+
+def _partner_problems(each: PartnerStatus, store: Store, released: datetime | None) -> list[str]:
     found = []
     backlog = each.recorded.pending + each.recorded.retrying
     if each.paused:
@@ -156,10 +173,16 @@ def _partner_problems(each: PartnerStatus, store: Store) -> list[str]:
             f"{each.name} is paused with {backlog:,} deliveries waiting: `madeira resume {each.name}`"
         )
     elif each.recorded.pending and store.workers:
-        progress = each.recorded.last_progress
-        if progress is not None and store.now - progress > _NO_PROGRESS:
+        # A batch that came after the last outcome has its minute, too; one that never had an outcome only that.
+        since = max((at for at in (each.recorded.last_progress, released) if at), default=None)
+        if since is not None and store.now - since > _NO_PROGRESS:
+            unrecorded = (
+                f"; {each.gauge.unrecorded:,} outcomes wait in Redis, so it is the recorder: look for store_away"
+                if each.gauge.unrecorded
+                else ""
+            )
             found.append(
-                f"{each.name} has {backlog:,} deliveries and no progress since {show.moment(progress)}"
+                f"{each.name} has {backlog:,} deliveries and no progress since {show.moment(since)}{unrecorded}"
             )
     if each.gauge.unrecorded > _BEHIND:
         found.append(f"the recorder is {each.gauge.unrecorded:,} outcomes behind for {each.name}")

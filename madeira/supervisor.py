@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 _HEALTHY_AFTER_S = 30.0
+_PARENT = "MADEIRA_SUPERVISOR"
+_LOOKED_EVERY_S = 1.0
 
 
 async def supervise(command: Sequence[str], *, processes: int, stop: asyncio.Event, grace_s: float) -> int:
@@ -32,7 +35,9 @@ async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_
         started = loop.time()
         # A session of its own: Ctrl-C at the terminal reaches the supervisor alone, who asks once, politely.
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "madeira", *command, start_new_session=True
+            *(sys.executable, "-m", "madeira", *command),
+            start_new_session=True,
+            env=os.environ | {_PARENT: str(os.getpid())},
         )
         code = await _wait(child, stop, grace_s)
         if stop.is_set():
@@ -64,3 +69,21 @@ async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s:
         return await ended
     finally:
         stopped.cancel()
+
+
+def supervisor_gone() -> bool:
+    """Whether this process was started by a supervisor that was killed since.
+
+    Who went on without one would keep the rates and partners of an old jobs.toml, and nobody could end it.
+    """
+    return os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid())
+
+
+async def leave_with_supervisor(stop: asyncio.Event, asked: Callable[[], object]) -> None:
+    """Call `asked` and set `stop` when the supervisor is gone."""
+    while not stop.is_set():
+        if supervisor_gone():
+            log.warning("supervisor_gone")
+            asked()
+            stop.set()
+        await asyncio.sleep(_LOOKED_EVERY_S)

@@ -73,8 +73,10 @@ class Worker:
         *,
         at_once: int = 400,
         keep_up: Callable[[], object] | None = None,
+        on_stuck: Callable[[], object] | None = None,
     ) -> None:
         self._keep_up = keep_up
+        self._on_stuck = on_stuck
         self._stores = stores
         self._partners = partners
         self.generation = 0
@@ -150,6 +152,12 @@ class Worker:
             await self._say(found.number)
             self.generation = found.number
         return 0.1 if found.recovering else 0.25
+
+    async def take(self, name: str) -> float:
+        """Sends of one partner, once jobs.toml's rates are in Redis: what was there before may have been faster."""
+        if self._configured != self.dispatcher.generation:
+            return _IDLE_S / 2
+        return await self.dispatcher.take(name)
 
     async def _configure(self, generation: int) -> None:
         """Once per start and generation: the rates and bounds of jobs.toml into every partner's pace."""
@@ -254,7 +262,7 @@ class Worker:
             Service("partitions", self.partition),
         ]
         for name, box in self.dispatcher.outboxes.items():
-            services.append(Service(f"take {name}", partial(self.dispatcher.take, name), wake=box.room))
+            services.append(Service(f"take {name}", partial(self.take, name), wake=box.room))
         return services
 
     def lasting(self) -> list[Service]:
@@ -278,19 +286,22 @@ class Worker:
 
         Leaves within the longest partner timeout + 5 s. Raises what ended a service other than by `stop`.
         """
-        done = asyncio.Event()
+        done, asked = asyncio.Event(), asyncio.create_task(_moment(stop))
         if not await insist(self.begin, stop=stop, away=AWAY):
             return
         log.info("worker_started", extra={"fields": {"worker": self.dispatcher.worker, "pid": os.getpid()}})
         async with asyncio.TaskGroup() as group:
-            group.create_task(run(self.lasting(), stop=done, away=AWAY), name="lasting")
-            await run(self.services(), stop=stop, away=AWAY)
-            await self._leave(done)
+            group.create_task(
+                run(self.lasting(), stop=done, away=AWAY, grace_s=1.0, on_stuck=self._on_stuck),
+                name="lasting",
+            )
+            await run(self.services(), stop=stop, away=AWAY, on_stuck=self._on_stuck)
+            await self._leave(done, await asked)
 
-    async def _leave(self, done: asyncio.Event) -> None:
+    async def _leave(self, done: asyncio.Event, asked: float) -> None:
         loop = asyncio.get_running_loop()
         longest = max((partner.timeout for partner in self._partners.values()), default=timedelta(0))
-        deadline = loop.time() + longest.total_seconds() + 3.0
+        deadline = asked + longest.total_seconds() + 3.0
         try:
             given_back = 0
             while loop.time() < deadline:
@@ -310,6 +321,12 @@ class Worker:
             log.warning("worker_left", extra={"fields": {"clean": False, "error": type(error).__name__}})
         finally:
             done.set()
+
+
+async def _moment(stop: asyncio.Event) -> float:
+    """When `stop` was set, by the loop's clock."""
+    await stop.wait()
+    return asyncio.get_running_loop().time()
 
 
 def new_worker_id() -> str:

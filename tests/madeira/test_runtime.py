@@ -95,15 +95,20 @@ async def test_any_other_error_ends_all() -> None:
 
 
 async def test_who_does_not_come_back_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
-    """A step that is past its deadline ends all, and is named."""
+    """A step that is past its deadline ends all, and is named; whoever wants to leave without it is told first."""
+    told = []
 
     async def hangs() -> float:
         await asyncio.Event().wait()
         return 0.0
 
     with pytest.RaisesGroup(pytest.RaisesExc(Stuck, match="take AB has not come back")):
-        await run([Service("take AB", hangs, deadline_s=0.01)], stop=asyncio.Event(), away=AWAY)
+        await run(
+            [Service("take AB", hangs, deadline_s=0.01)],
+            stop=asyncio.Event(), away=AWAY, on_stuck=lambda: told.append("stuck"),
+        )  # fmt: skip
     assert events(caplog) == ["service_stuck"]
+    assert told == ["stuck"]
 
 
 async def test_who_hangs_while_leaving_is_stuck_too() -> None:

@@ -7,8 +7,9 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from madeira.status import BatchRow, PartnerStatus, Recorded, Store, problems
+from madeira.status import BatchRow, PartnerStatus, Recorded, Store, problems, redis_problems
 from streams.gauges import DelayGauge, Gauge
+from streams.server import ServerFacts
 
 NOW = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
 STORE = Store(number=3, state="open", now=NOW, workers=2, silent=0, quarantined=0)
@@ -47,6 +48,14 @@ def test_nothing_needs_attention() -> None:
             replace(with_gauge(), paused=True),
             "AB is paused with 5 deliveries waiting: `madeira resume AB`",
         ),
+        (
+            STORE,
+            replace(
+                with_record(pending=5, last_progress=NOW - timedelta(seconds=61)),
+                gauge=replace(GAUGE, unrecorded=4),
+            ),
+            "4 outcomes wait in Redis, so it is the recorder",
+        ),
         (STORE, with_gauge(unrecorded=5_001), "the recorder is 5,001 outcomes behind for AB"),
         (
             STORE,
@@ -64,6 +73,26 @@ def test_each_problem_is_a_sentence(store: Store, partner: PartnerStatus, said: 
     """One problem, one sentence, with what to do where that is known."""
     (found,) = problems(store, [partner], [])
     assert said in found
+
+
+def test_a_partner_that_never_began() -> None:
+    """A batch was released over a minute ago and nothing of it has an outcome; the night before does not count."""
+    released = replace(BATCH, released_at=NOW - timedelta(seconds=61))
+    for last in (None, NOW - timedelta(days=1)):
+        (found,) = problems(STORE, [with_record(pending=5, last_progress=last)], [released])
+        assert "AB has 5 deliveries and no progress since" in found
+        assert problems(STORE, [with_record(pending=5, last_progress=last)], [BATCH]) == ()
+
+
+def test_a_redis_that_is_full_or_cannot_write() -> None:
+    """Both are said with what to do."""
+    fine = ServerFacts("Redis 7.0.15", (7, 0, 15), "noeviction", 90, 0, True, True, "everysec", False)
+    assert redis_problems(fine) == ()
+    assert redis_problems(replace(fine, memory_limit=100)) == ()
+    (full,) = redis_problems(replace(fine, memory_limit=90))
+    assert "memory limit (90 of 90 bytes)" in full
+    (broken,) = redis_problems(replace(fine, aof_healthy=False))
+    assert "append-only file" in broken
 
 
 def test_a_pause_explains_that_nothing_moves() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,6 +97,41 @@ async def test_workers_are_kept_and_ended(
         assert await ended == 0
         assert await pids("IS NULL") == {killed}, "the dead one's record is for those who take over"
         assert len(await pids("IS NOT NULL")) == 2
+
+
+@pytest.mark.slow
+async def test_workers_leave_when_the_supervisor_is_killed(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """Nobody goes on with an old jobs.toml where nobody can end him: they leave in order, records closed."""
+    config = tmp_path / "jobs.toml"
+    config.write_text(JOBS)
+    environ = os.environ | {
+        "MADEIRA_CONFIG": str(config), "MADEIRA_DATABASE_URL": database_url, "MADEIRA_REDIS_URL": redis_url,
+        "MADEIRA_KEY_PREFIX": key_prefix, "PYTHONPATH": str(Path(__file__).parents[2]),
+    }  # fmt: skip
+    supervisor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "madeira", "work", "--processes", "2"), env=environ
+    )
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as record:
+
+        async def count(which: str) -> int:
+            cursor = await record.execute(f"SELECT count(*) FROM worker WHERE ended_at {which}".encode())
+            row = await cursor.fetchone()
+            return int(row[0]) if row else 0
+
+        async def working() -> bool:
+            return await count("IS NULL") == 2
+
+        async def left() -> bool:
+            return await count("IS NOT NULL") == 2
+
+        try:
+            await until(working)
+        finally:
+            supervisor.kill()
+            await supervisor.wait()
+        await until(left)
 
 
 @pytest.mark.slow

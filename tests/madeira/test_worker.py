@@ -158,6 +158,30 @@ async def test_nothing_is_moved_while_recovery_is_due(at: Place) -> None:
     assert keys == []
 
 
+async def test_a_lowered_rate_holds_from_the_first_send(at: Place) -> None:
+    """A worker takes nothing by what Redis has from before its start; jobs.toml's rate comes first."""
+    await at.worker.recover()
+    dispatcher, transit = at.worker.dispatcher, at.stores.transit
+    keys = dispatcher.outboxes["AB"].keys
+    await transit.scripts.configure(
+        keys, generation=1, interval_us=7, guard_us=0, max_in_flight=100, floor_percent=20
+    )
+    await transit.redis.hset(keys.pace, "tat", 0)
+    await at.order(3)
+    await at.worker.feeder.step(1)
+    await at.worker.begin()
+    assert await at.worker.take("AB") > 0
+    assert dispatcher.in_flight == 0
+    await at.worker.follow()
+    assert (
+        int(await transit.redis.hget(keys.pace, "interval_us"))
+        == dispatcher.outboxes["AB"].partner.interval_us
+    )
+    await at.worker.take("AB")
+    assert dispatcher.in_flight > 0
+    await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
+
+
 async def test_a_worker_says_that_it_has_handed_in(at: Place) -> None:
     """Once it follows another generation with nothing in hand, its row says so."""
     await at.until_open()
