@@ -367,16 +367,22 @@ class Dispatcher:
     # -- leaving ------------------------------------------------------------------------------------------
 
     async def leave(self) -> int:
-        """Take no more and give back what was not sent; returns how many. Sends under way go on."""
+        """Take no more and give back what was not sent; returns how many. Sends under way go on.
+
+        Repeat it: a send that misses its slot meanwhile is held again.
+        """
         self._leaving = True
         given_back = 0
         for box in self.outboxes.values():
+            if box.doubtful:
+                await self._adopt(box)
             places = list(box.held)
             if places:
                 given_back += await self._transit.scripts.give_back(
                     box.keys, generation=self.generation, places=places
                 )
-                box.held.clear()
+                for place in places:
+                    box.held.pop(place, None)
         return given_back
 
     async def learn_recorded(self) -> int:

@@ -258,6 +258,47 @@ async def test_leaving_gives_back(stage: Shift) -> None:
     assert all(entry.place.lane.endswith(":returns") for entry in others)
 
 
+async def test_what_misses_its_slot_while_leaving_is_given_back(stage: Shift) -> None:
+    """A send that ends unsent while others are given back is not forgotten: it would be taken for sent."""
+
+    class Stalled:
+        """Sends nothing; the first misses its slot at once, the second when `gate` opens."""
+
+        def __init__(self) -> None:
+            self.gate = asyncio.Event()
+            self.asked = 0
+
+        async def send(self, request: Send) -> SlotMissed:
+            """No request ever leaves."""
+            self.asked += 1
+            if self.asked == 2:
+                await self.gate.wait()
+            return SlotMissed(late_by=timedelta(seconds=1))
+
+    await stage.order(2)
+    sends = Stalled()
+    dispatcher = Dispatcher(stage.night.transit, sends, stage.partners, worker="leaver", generation=1)
+    await dispatcher.begin("leaver")
+    await dispatcher.take("AB")
+    await asyncio.wait(dispatcher.outboxes["AB"].sending.values(), return_when=asyncio.FIRST_COMPLETED)
+    leaving = asyncio.create_task(dispatcher.leave())
+    await asyncio.sleep(0)
+    sends.gate.set()
+    assert await leaving == 1
+    assert dispatcher.in_flight == 0
+    assert await dispatcher.leave() == 1
+    assert await stage.pending() == 0
+
+
+async def test_what_was_handed_out_unheard_is_given_back(stage: Shift) -> None:
+    """A take whose reply was lost before leaving leaves nothing in the hand of one who is gone."""
+    await stage.order(2)
+    await stage.night.take(2)  # under this worker's name: the reply that never came
+    assert await stage.dispatcher.beat()
+    assert await stage.dispatcher.leave() == 2
+    assert await stage.pending() == 0
+
+
 async def test_a_lost_lease_is_begun_again_under_another_id(stage: Shift) -> None:
     """Once the lease is gone nothing is sent, not even what was held, until there is another one."""
     await stage.order(3)
