@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import assert_never
 
 import msgspec
@@ -96,6 +96,8 @@ def settle_outcome(
         policy=hand.policy,
     )
     due_at = None if step.delay is None else timing.ended_at + step.delay
+    # A connection that is refused before its slot ends before it began by the slot; that took no time.
+    took = max(timedelta(0), timing.ended_at - (timing.sent_at or timing.started_at))
     attempt = Attempt(
         attempt_id=entry.place.attempt_id(partner.name, hand.generation),
         source=envelope.source,
@@ -108,7 +110,7 @@ def settle_outcome(
         trace_id=envelope.trace_id,
         started_at=timing.started_at,
         sent_at=timing.sent_at,
-        elapsed_ms=round((timing.ended_at - (timing.sent_at or timing.started_at)).total_seconds() * 1000),
+        elapsed_ms=round(took.total_seconds() * 1000),
         status_code=status_code,
         outcome=kind,
         reason=outcome.reason,

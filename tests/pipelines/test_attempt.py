@@ -55,6 +55,13 @@ def settled(outcome: Outcome, *, by: Hand | None = None) -> tuple[Settlement, At
     return settlement, decode(settlement.outcome)
 
 
+def test_an_attempt_that_failed_before_its_slot_took_no_time() -> None:
+    """A connection is made ready ahead of the slot; refused there, the log has 0 ms, never less."""
+    timing = Timing(NOW + timedelta(milliseconds=20), None, NOW)
+    refused = settle_outcome(hand(), Retry("refused", may_have_arrived=False), timing)
+    assert decode(refused.outcome).elapsed_ms == 0
+
+
 KINDS: list[tuple[Outcome, Kind, State, Cause | None, bool]] = [
     (Succeeded("200"), Kind.SUCCEEDED, State.SUCCEEDED, None, False),
     (Retry("503", may_have_arrived=False), Kind.RETRY, State.RETRYING, None, False),
