@@ -278,7 +278,7 @@ class Recovery:
             await self._wait(_ASK_AGAIN_S)
 
     async def _still_there(self, run_id: str) -> None:
-        """Raise `StaleGeneration` where Redis was started anew meanwhile: what was handed in there may be lost again."""
+        """Raise `StaleGeneration` where Redis was started anew meanwhile: what was handed in may be lost again."""
         if await gauges.run_id(self._transit.redis) != run_id:
             raise StaleGeneration("Redis was started anew in the middle of a recovery")
 

@@ -162,13 +162,30 @@ class Night:
         self.until(lambda: len(self._ledger_bytes().splitlines()) >= count, f"{count} requests received")
 
     def drained(self, *, patience_s: float = 120.0) -> None:
-        """Wait until every order has its end in PostgreSQL."""
+        """Wait until every order has its end in PostgreSQL and no copy waits in Redis.
+
+        One that was left there would be sent after the verdict, and nobody would see the second send.
+        """
 
         def over() -> bool:
             counts = self.counts()
-            return sum(counts.values()) == self.orders and not counts.keys() - {"succeeded", "dead"}
+            ended = sum(counts.values()) == self.orders and not counts.keys() - {"succeeded", "dead"}
+            return ended and self._nothing_under_way()
 
         self.until(over, "every order has its end", patience_s=patience_s, every=0.25)
+
+    def _nothing_under_way(self) -> bool:
+        """Whether no lane, no delay and no hand holds anything; False while Redis is away or is being recovered."""
+        try:
+            with redis.Redis.from_url(self.embedded.servers.redis_url) as client:
+                paces = [client.hgetall(key) for key in client.scan_iter(match="madeira:*:pace", count=1000)]
+        except redis.RedisError:
+            return False
+        return len(paces) == len(_BANKS) and all(
+            pace.get(b"state") == b"open"
+            and {pace.get(name) for name in (b"batch", b"live", b"pending")} == {b"0"}
+            for pace in paces
+        )
 
     def counts(self) -> Counter[str]:
         """Deliveries by status; empty while PostgreSQL is away or not migrated yet."""

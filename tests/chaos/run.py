@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -72,6 +73,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only scenarios whose name begins so")
     parser.add_argument("--keep", action="store_true", help="keep every night's folder")
     arguments = parser.parse_args()
+    # Unwinds, so that no process of a night stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     base = Path(tempfile.mkdtemp(prefix="madeira-chaos-"))
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(f"seed {arguments.seed}; nights are in {base}")
