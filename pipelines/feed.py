@@ -190,6 +190,8 @@ class Feeder:
                 },
             )
             over = [_Batch(*row) for row in await cursor.fetchall()]
+            # Before the lanes, by which the next time finds what is left.
+            await connection.execute(statement("feed/drop_locks"), {"names": [batch.lock for batch in over]})
         retired = 0
         for batch in over:
             retired += await self._transit.scripts.retire(

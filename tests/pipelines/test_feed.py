@@ -290,6 +290,8 @@ async def test_lanes_of_batches_that_are_over_are_retired(stores: Night) -> None
     assert await stores.feeder.retire(1) == 0, "nothing is recorded"
     await stores.recorder.step()
     assert await stores.feeder.retire(1) == 1
+    locks = await stores.sql("SELECT name FROM row_lock WHERE name LIKE 'feed:%%' ORDER BY name")
+    assert locks == [(f"feed:{batch}:AB",) for batch in (waiting, held)]
     assert await lanes.names(stores.transit, stores.keys()) == (batch_lane(waiting), batch_lane(held))
     assert await stores.feeder.retire(1) == 0
     assert await stores.feeder.step(1) == 0, "and nothing of it is fed again"
