@@ -86,6 +86,10 @@ class Outbox:
     pushed_until: float = 0.0
     settle_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is something to settle."""
+    lead: timedelta = _LEAST_LEAD
+    """How long before the first slot it is asked for."""
+    missed: bool = False
+    """A slot of this partner was missed since the last take."""
 
 
 class Dispatcher:
@@ -113,7 +117,6 @@ class Dispatcher:
         self._burst = _FIRST_BURST
         self._missed = 0
         self._postponing: set[asyncio.Task[None]] = set()
-        self._lead = _LEAST_LEAD
         self._lease_until = 0.0
         self._leaving = False
         self.worker = worker
@@ -182,7 +185,7 @@ class Dispatcher:
         box.blocked = False
         if self._leaving or monotonic() >= self._lease_until:
             return IDLE_S
-        self._adapt()
+        self._adapt(box)
         room = min(self._burst, self._at_once - self._under_way, box.partner.max_in_flight - len(box.sending))
         # A little room is not worth a round trip: wait for a quarter, so that takes stay batches.
         if room * 4 < min(box.partner.max_in_flight, self._at_once, self._burst):
@@ -199,7 +202,7 @@ class Dispatcher:
                 worker=worker,
                 limit=room,
                 horizon=HORIZON,
-                lead=self._lead,
+                lead=box.lead,
                 held=list(box.held)[:room],
             )
         except StaleGeneration:
@@ -223,18 +226,22 @@ class Dispatcher:
         delay = self._clock.local(take.next_us) - monotonic()
         return max(0.0, min(1.0, delay)) if take.slots else max(IDLE_S, min(1.0, delay))
 
-    def _adapt(self) -> None:
-        """Learn from missed slots how much this process can begin at once, and how long before the slot it must ask.
+    def _adapt(self, box: Outbox) -> None:
+        """Learn from missed slots how much this process can begin at once, and how long before its slot a partner
+        must be asked for.
 
         Found by trying: half as many and more time after a miss, a little more and less after each take without one.
+        A partner that is slow to connect to needs more time itself, and makes nobody else begin less.
         """
         if self._missed:
             self._burst = max(_LEAST_BURST, self._burst // 2)
-            self._lead = min(_LONGEST_LEAD, self._lead * 2)
         else:
             self._burst = min(TAKE_AT_MOST, self._burst + 1)
-            self._lead = max(_LEAST_LEAD, self._lead * 0.98)
-        self._missed = 0
+        if box.missed:
+            box.lead = min(_LONGEST_LEAD, box.lead * 2)
+        else:
+            box.lead = max(_LEAST_LEAD, box.lead * 0.98)
+        self._missed, box.missed = 0, False
 
     def _start(self, box: Outbox, take: Take, generation: int) -> None:
         fresh = False
@@ -269,7 +276,8 @@ class Dispatcher:
             )
             checkpoint("send-after")
             if isinstance(answer, SlotMissed):
-                self._missed += 1
+                self._missed += not answer.connecting
+                box.missed = True
                 if held.generation == self.generation:
                     box.held[held.entry.place] = held
             else:

@@ -65,11 +65,13 @@ class Failed(msgspec.Struct, frozen=True):
 class SlotMissed(msgspec.Struct, frozen=True):
     """Nothing was sent, for no fault of the partner: the slot went by, or every connection was taken.
 
-    The entry stays with the worker and waits for another slot; no attempt is counted.
+    The entry stays with the worker and waits for another slot; no attempt is counted. `connecting` says that making
+    the connection took too long: that is the partner's distance, and no sign that this process has too much to do.
     """
 
     late_by: timedelta
     reason: str = "late"
+    connecting: bool = False
 
 
 def parse_retry_after(value: str | None, now: datetime) -> timedelta | None:

@@ -262,8 +262,12 @@ class Webhook:
     async def _attempt(self, trip: _Trip, route: _Route, request: bytes, send: Send) -> Result:
         start = send.start
         connector = self._open if route.allow_private else self._guarded
+        latest = start + route.lateness_s
+        slow = False
         for _ in range(_CONNECTION_TRIES):
+            in_time = monotonic() <= latest
             trip.connection = connection = await connector.connect(route.request, [], _UNLIMITED)
+            slow = slow or (in_time and monotonic() > latest)
             while (early := start - monotonic()) > 0:
                 await _pause(early)
             protocol, transport = connection.protocol, connection.transport
@@ -292,7 +296,7 @@ class Webhook:
         late = monotonic() - start
         if late > route.lateness_s:
             connection.release()
-            return SlotMissed(late_by=timedelta(seconds=late))
+            return SlotMissed(late_by=timedelta(seconds=late), connecting=slow)
         trip.sent_at = monotonic()
         transport.write(request)
         trip.sent_at = sent_at = monotonic()

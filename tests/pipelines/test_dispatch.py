@@ -414,6 +414,30 @@ async def test_misses_make_the_lead_longer(stage: Shift) -> None:
     assert await lead() >= timedelta(milliseconds=25)
 
 
+class _Far:
+    """Sends to a partner that takes too long to connect to."""
+
+    async def send(self, request: Send) -> SlotMissed:
+        """Always a moment late."""
+        return SlotMissed(late_by=timedelta(milliseconds=30), connecting=True)
+
+
+async def test_who_is_slow_to_connect_to_makes_nobody_begin_less(stage: Shift) -> None:
+    """Slots missed while connecting give that partner more time; what the process begins at once stays as it was."""
+    await stage.order(100)
+    dispatcher = Dispatcher(stage.night.transit, _Far(), stage.partners, worker=WORKER, generation=1)
+    await dispatcher.begin(WORKER)
+    box = dispatcher.outboxes["AB"]
+    sizes, leads = [], [box.lead]
+    for _ in range(4):
+        await dispatcher.take("AB")
+        sizes.append(len(box.sending))
+        leads.append(box.lead)
+        await asyncio.gather(*box.sending.values())
+    assert sizes == sorted(sizes)
+    assert leads[-1] > 4 * leads[0]
+
+
 async def test_paused_and_closed_send_nothing(stage: Shift) -> None:
     """A pause holds at once; a partner without work is left alone for a while."""
     await stage.order(2)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pytest
 import trustme
 
-from sinks.answer import Answer, Failed, Stage
+from sinks.answer import Answer, Failed, SlotMissed, Stage
 from sinks.webhook import Webhook
 from tests.partner import BODY, attempt, partner
 
@@ -127,3 +127,36 @@ async def test_words_out_of_turn_are_not_the_next_answer() -> None:
     assert isinstance(second, Answer)
     assert (first.status, second.status) == (200, 200)
     assert bank.connections == 2
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
+async def test_a_slow_handshake_is_told_from_a_busy_process() -> None:
+    """A slot that goes by while connecting is missed for that; the connection then carries the next attempt."""
+    authority = trustme.CA()
+    near = asyncio.Event()
+    async with _bank(authority.issue_cert("127.0.0.1")) as (bank, port), _trusting(authority) as webhook:
+
+        async def far(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await near.wait()
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
+
+        async with await asyncio.start_server(far, "127.0.0.1", 0) as server:
+            to = partner(
+                f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", lateness=timedelta(milliseconds=8)
+            )
+            asyncio.get_running_loop().call_later(0.1, near.set)
+            missed = await webhook.send(attempt(to))
+            late = await webhook.send(attempt(to, wait_s=-1))
+            sent = await webhook.send(attempt(partner(to.endpoint)))
+    assert isinstance(missed, SlotMissed)
+    assert isinstance(late, SlotMissed)
+    assert (missed.connecting, late.connecting) == (True, False)
+    assert isinstance(sent, Answer)
+    assert (bank.connections, bank.bodies) == (1, [BODY])
