@@ -200,7 +200,7 @@ class Worker:
         if self._recovering:
             return _IDLE_S
         await self.feeder.retire(self.dispatcher.generation)
-        return 60.0
+        return 600.0  # it reads a whole batch of which only a few last retries wait
 
     async def sweep(self) -> float:
         """Due deliveries of earlier generations back into their lanes."""

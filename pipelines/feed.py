@@ -181,6 +181,7 @@ class Feeder:
         if not emptied:
             return 0
         async with borrow(self._pool) as connection:
+            await connection.execute(statement("pool/by_key"))
             cursor = await connection.execute(
                 statement("feed/over"),
                 {
