@@ -352,7 +352,9 @@ def test_a_file_that_differs_from_sql_is_not_published(
 def test_a_folder_that_cannot_be_written_is_told(database_url: str, tmp_path: Path) -> None:
     """A file stands where the folder should be: what to do is said, and it is not taken for open items (exit 1)."""
     (tmp_path / "reports").write_text("")
-    with pytest.raises(ReportNotWritten, match=r"reports/2026-11-30 can't be written \(Not a directory\).*--out"):
+    with pytest.raises(
+        ReportNotWritten, match=r"reports/2026-11-30 can't be written \(Not a directory\).*--out"
+    ):
         run(database_url, tmp_path / "reports")
     with psycopg.connect(database_url) as record:
         assert record.execute("SELECT count(*) FROM report_run").fetchone() == (0,)
