@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 from typing import assert_never
 
@@ -11,10 +12,12 @@ from sinks.answer import Answer, Failed
 from sinks.classify import classify, excerpt
 from sinks.partner import Partner
 from streams.delivery import WORKER_DIED, Attempt, Dead, Kind, Outcome, Retry, Succeeded, Unknown
-from streams.envelope import Envelope
+from streams.envelope import Envelope, decode
 from streams.pace import ClockMap, to_ms
 from streams.retry import RetryPolicy, next_step
 from streams.scripts import Entry, Settlement
+
+log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -36,6 +39,19 @@ class Timing(msgspec.Struct, frozen=True):
     started_at: datetime
     sent_at: datetime | None
     ended_at: datetime
+
+
+def legible(partner: Partner, entry: Entry) -> Envelope | None:
+    """The entry's envelope; None, with a log line, for one that this version cannot read.
+
+    It stays in hand, for a worker that can: one entry must not stop its partner, and nobody may guess what it is.
+    """
+    try:
+        return decode(entry.envelope)
+    except msgspec.MsgspecError as error:
+        fields = {"partner": partner.name, "delivery": entry.delivery, "error": str(error)}
+        log.error("entry_illegible", extra={"fields": fields})  # noqa: TRY400 - a trace says nothing more
+        return None
 
 
 def policy_of(partner: Partner) -> RetryPolicy:

@@ -20,13 +20,13 @@ from typing import Protocol
 
 import msgspec
 
-from pipelines.attempt import Hand, policy_of, settle_answer, settle_unforeseen
+from pipelines.attempt import Hand, legible, policy_of, settle_answer, settle_unforeseen
 from sinks.answer import Answer, Failed, SlotMissed
 from sinks.partner import Partner
 from sinks.webhook import Send
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
-from streams.envelope import Envelope, decode
+from streams.envelope import Envelope
 from streams.errors import StaleGeneration, StoreUnavailable
 from streams.keys import PartnerKeys
 from streams.pace import ClockMap
@@ -252,7 +252,11 @@ class Dispatcher:
                     # Dropped while we were asking: the reply is for a hand that no longer holds it.
                     box.doubtful = True
                     continue
-                held, fresh = Held(slot.entry, decode(slot.entry.envelope), generation), True
+                fresh = True
+                envelope = legible(box.partner, slot.entry)
+                if envelope is None:
+                    continue
+                held = Held(slot.entry, envelope, generation)
             self._under_way += 1
             box.sending[slot.place] = self._loop.create_task(self._deliver(box, held, slot.start_us))
         if fresh and box.held:
@@ -336,9 +340,9 @@ class Dispatcher:
             return  # still doubtful: what was pending then is another hand's
         busy = box.sending.keys() | {settlement.place for settlement in box.ended}
         box.held = {
-            entry.place: Held(entry, decode(entry.envelope), generation)
+            entry.place: Held(entry, envelope, generation)
             for entry in pending
-            if entry.place not in busy
+            if entry.place not in busy and (envelope := legible(box.partner, entry)) is not None
         }
         box.doubtful = False
 

@@ -9,12 +9,11 @@ from datetime import timedelta
 
 from psycopg_pool import AsyncConnectionPool
 
-from pipelines.attempt import Hand, policy_of, settle_takeover
+from pipelines.attempt import Hand, legible, policy_of, settle_takeover
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.statement import statement
 from streams import gauges, lanes, leases, outcomes
-from streams.envelope import decode
 from streams.errors import StaleGeneration
 from streams.pace import from_us
 from streams.transit import Transit
@@ -65,8 +64,9 @@ class Takeover:
         policy = policy_of(partner)
         now = from_us(await gauges.now_us(self._transit.redis))
         settlements = [
-            settle_takeover(Hand(partner, policy, entry, decode(entry.envelope), generation, worker), now)
+            settle_takeover(Hand(partner, policy, entry, envelope, generation, worker), now)
             for entry in entries
+            if (envelope := legible(partner, entry)) is not None
         ]
         await self._transit.scripts.settle(keys, generation=generation, settlements=settlements)
         log.warning("taken_over", extra={"fields": {"partner": partner.name, "entries": len(entries)}})
@@ -120,9 +120,10 @@ class Takeover:
                 raise StaleGeneration(f"{keys.pace} or a lane is missing or of another generation")
 
     async def _has_pending(self, worker: str) -> bool:
+        """Whether anything of this worker is in a hand: in its own, or claimed by whoever is taking over."""
         for partner in self._partners.values():
             keys = self._transit.keys.partner(partner.name, partner.tenant)
-            for consumer in (worker, leases.reaper_of(worker)):
-                if await lanes.in_hand(self._transit, keys, worker=consumer):
-                    return True
+            hands = await lanes.hands(self._transit, keys)
+            if worker in hands or any(map(leases.is_reaper, hands)):
+                return True
         return False

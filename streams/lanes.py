@@ -81,14 +81,13 @@ async def adopt(transit: Transit, keys: PartnerKeys, *, worker: str) -> tuple[En
     )
 
 
-async def in_hand(transit: Transit, keys: PartnerKeys, *, worker: str) -> bool:
-    """Whether anything is pending under this worker. Only looks: `adopt` would make it idle from now on again."""
-    found = await each(
-        transit,
-        keys,
-        lambda pipeline, key: pipeline.xpending_range(key, GROUP, "-", "+", 1, consumername=worker),
+async def hands(transit: Transit, keys: PartnerKeys) -> frozenset[str]:
+    """Consumers under which anything is pending. Only looks: `adopt` would make it idle from now on again."""
+    found = await each(transit, keys, lambda pipeline, key: pipeline.xpending(key, GROUP))
+    summaries = [cast("dict[str, list[dict[str, bytes]]]", reply) for _, reply in found]
+    return frozenset(
+        consumer["name"].decode() for summary in summaries for consumer in summary["consumers"]
     )
-    return any(reply for _, reply in found)
 
 
 async def emptied(transit: Transit, keys: PartnerKeys) -> tuple[int, ...]:

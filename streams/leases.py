@@ -49,9 +49,17 @@ async def alive(transit: Transit, workers: Collection[str]) -> frozenset[str]:
     return frozenset(worker for worker, there in zip(asked, replies, strict=True) if there)
 
 
+_REAPER = ".reaper"
+
+
 def reaper_of(worker: str) -> str:
     """The consumer under which a worker takes over: not its own, or it would adopt and send what was sent."""
-    return f"{worker}.reaper"
+    return worker + _REAPER
+
+
+def is_reaper(consumer: str) -> bool:
+    """Whether what this consumer has in hand is being taken over from a dead worker."""
+    return consumer.endswith(_REAPER)
 
 
 async def claim_from_dead(

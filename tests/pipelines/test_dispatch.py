@@ -18,6 +18,7 @@ from sinks.webhook import Send, Webhook
 from streams import leases
 from streams.delivery import Kind, State
 from streams.gauges import gauge, now_us
+from streams.scripts import Feed
 from tests.pipelines.night import WORKER
 from tests.pipelines.shift import FORGIVING, STRICT, Shift, shift
 
@@ -488,3 +489,23 @@ async def test_a_late_stamp_moves_the_next_slots_away(stage: Shift) -> None:
         stage.night.transit.redis
     )
     assert 25_000_000 < ahead_us < 31_000_000
+
+
+async def test_what_cannot_be_read_stops_nobody(stage: Shift) -> None:
+    """An entry of another version stays in hand, unsent and unsettled; its neighbours are delivered."""
+    night = stage.night
+    lane = "batch:900:returns"
+    rows = [
+        Feed(entry=None, delivery="job:later", envelope=b"\xc1 not ours"),
+        Feed(entry=None, delivery="job:more", envelope=b""),
+    ]
+    read_at_us = await now_us(night.transit.redis)
+    await night.transit.scripts.feed(
+        night.keys(), generation=1, lane=lane, expect_last="", read_at_us=read_at_us, rows=rows
+    )
+    await stage.order(1)
+    await stage.turn()
+    await stage.dispatcher.beat()  # looks again at what is in hand
+    await stage.turn()
+    assert len(await stage.received()) == 1
+    assert await stage.pending() == 2

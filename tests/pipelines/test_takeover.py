@@ -214,3 +214,13 @@ async def test_a_late_outcome_replaces_the_unknown(stores: Night, takeover: Take
     ]
     assert list((await stores.statuses()).values()) == ["succeeded"]
     assert (await gauge(stores.transit, stores.keys())).batch == 0
+
+
+async def test_what_somebody_claimed_and_has_not_settled(stores: Night, takeover: Takeover) -> None:
+    """While another worker is taking over, the dead one's record stays open: Redis may still lose the entry."""
+    await registered(stores, WORKER, silent=LONG)
+    (entry,) = await left_by(stores, 1, idle=LONG)
+    await age(stores, (entry,), idle=timedelta(0), worker=leases.reaper_of("worker-3"))
+    for _ in range(3):
+        assert await step(takeover) == 0
+    assert await ended(stores) == []
