@@ -15,10 +15,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-import jmespath
-from jmespath.exceptions import JMESPathError
 from pydantic import ValidationInfo
 
+from sinks.classify import check_expression
 from sinks.signature import key_bytes
 from streams.envelope import EVENT_ID, NAME
 from streams.money import EXPONENTS
@@ -262,11 +261,10 @@ def levels(value: object) -> tuple[timedelta, ...]:
 def success(value: str) -> str:
     """A JMESPath expression."""
     try:
-        jmespath.compile(value)
-    except JMESPathError as error:
-        said = str(error).splitlines()[0].rstrip(":.")
+        check_expression(value)
+    except ValueError as error:
         raise ValueError(
-            f"must be a JMESPath expression, like success == `true`, is {value[:80]!r} ({said})"
+            f"must be a JMESPath expression, like success == `true`, is {value[:80]!r} ({error})"
         ) from None
     return value
 

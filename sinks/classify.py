@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import jmespath
 import msgspec
 from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions
 from jmespath.parser import ParsedResult
 
 from sinks.answer import Answer, Failed, Stage
 from sinks.partner import Partner
 from streams.delivery import Dead, Outcome, Retry, Succeeded, Unknown
 
+if TYPE_CHECKING:
+    from jmespath.visitor import _TreeNode  # only its stubs name the shape of a parsed expression
+
 EXCERPT_CHARACTERS: Final = 200
+
+_FUNCTION_NAMES: Final = frozenset(Functions.FUNCTION_TABLE)
 
 _RETRY_NOT_TAKEN: Final = frozenset({408, 425, 429, 503})
 _RETRY_MAY_HAVE_ARRIVED: Final = frozenset({500, 502, 504})
@@ -58,11 +66,25 @@ def excerpt(body: bytes) -> str:
 
 
 def check_expression(expression: str) -> None:
-    """Raises `ValueError`, saying what is wrong, unless `expression` is JMESPath."""
+    """Raises `ValueError`, saying what is wrong, unless `expression` is JMESPath whose functions all exist.
+
+    JMESPath itself looks for a function only when it is called, and then every answer would be unknown.
+    """
     try:
-        _compiled(expression)
+        parsed = _compiled(expression).parsed
     except JMESPathError as error:
-        raise ValueError(f"not a JMESPath expression: {error}") from None
+        raise ValueError(str(error).splitlines()[0].rstrip(":.")) from None
+    for name in _functions(parsed):
+        if name not in _FUNCTION_NAMES:
+            near = get_close_matches(name, _FUNCTION_NAMES, n=1)
+            raise ValueError(f"there is no function {name}" + (f", did you mean {near[0]}?" if near else ""))
+
+
+def _functions(node: _TreeNode) -> Iterator[str]:
+    if node["type"] == "function_expression":
+        yield str(node["value"])
+    for child in node["children"]:
+        yield from _functions(child)
 
 
 def _failed(failure: Failed) -> Outcome:

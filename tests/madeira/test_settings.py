@@ -199,6 +199,7 @@ def test_no_secret_is_ever_shown(folder: Path) -> None:
         ("qps = 50", "qps = 50\nbatch_floor_percent = 101", "must be at most 100, is 101"),
         ("qps = 50", "qps = 50\nsuccess = 'a['", "must be a JMESPath expression"),
         ("qps = 50", "qps = 50\nsuccess = ''", "must be a JMESPath expression"),
+        ("qps = 50", "qps = 50\nsuccess = 'startswith(a, b)'", "did you mean starts_with?"),
         ("qps = 50", "qps = 50\nsignature = 'hmac'", "must be 'madeira' or 'standard-webhooks'"),
         ("qps = 50", "qps = 50\nretry_codes = [1]", "must be text in quotes, is 1"),
         ("qps = 50", "qps = 50\nheaders = { 'Madeira-Signature' = 'x' }", "which Madeira sets itself"),

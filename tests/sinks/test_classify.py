@@ -180,10 +180,13 @@ def test_excerpt_keeps_what_can_be_read() -> None:
 
 
 def test_expression_is_checked() -> None:
-    """A partner's expression that is no JMESPath is an error that says so."""
+    """A partner's expression that is no JMESPath, or calls what is not there, is an error that says so."""
     check_expression("success")
-    with pytest.raises(ValueError, match="JMESPath"):
+    check_expression("starts_with(code, 'OK') && length(keys(@)) > `0`")
+    with pytest.raises(ValueError, match="Incomplete expression"):
         check_expression("success ==")
+    with pytest.raises(ValueError, match="no function startswith, did you mean starts_with"):
+        check_expression("success || [a.b][?startswith(c, 'OK')] == `[]`")
 
 
 @pytest.mark.parametrize(
