@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from madeira import commands, logs
+from madeira import commands, logs, show
 from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
@@ -111,7 +111,14 @@ def up(ctx: click.Context, processes: int) -> None:
 @click.pass_context
 def check(ctx: click.Context, *, offline: bool, as_json: bool) -> None:
     """Look at jobs.toml, the environment and the servers; say what is wrong and how to mend it."""
-    sys.exit(commands.check(_settings(ctx), offline=offline, as_json=as_json))
+    try:
+        settings = _settings(ctx)
+    except ConfigurationError as error:
+        if not as_json:
+            raise
+        show.say_json({"ok": False, "errors": error.mistakes, "warnings": [], "facts": []})
+        sys.exit(2)
+    sys.exit(commands.check(settings, offline=offline, as_json=as_json))
 
 
 @main.command()

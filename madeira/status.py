@@ -144,7 +144,9 @@ def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[
     for batch in batches:
         name = f"batch {batch.id} ({batch.job} for {batch.business_date})"
         if batch.state == "failed":
-            found.append(f"{name} failed, nothing of it was sent: mend the source and run it again")
+            found.append(
+                f"{name} failed, nothing of it was sent{_why(batch.failure)}: mend that and run it again"
+            )
         elif batch.state == "running" and batch.lease_over:
             found.append(
                 f"{name} is stuck: whoever ran it is gone; a scheduler or `madeira batch run` goes on with it"
@@ -163,6 +165,19 @@ def redis_problems(facts: ServerFacts) -> tuple[str, ...]:
     if not facts.aof_healthy:
         found.append("Redis cannot write its append-only file and refuses everything: is its disk full?")
     return tuple(found)
+
+
+def _why(failure: object) -> str:
+    """A batch's failure in a few words, from what the loader wrote down."""
+    match failure:
+        case {"error": str(error)}:
+            return f" ({error.splitlines()[0]})"
+        case {"count": int(count), "offenders": [{"reason": str(reason)}, *_]}:
+            return f" ({count:,} rows cannot become events, first: {reason})"
+        case {"reasons": [str(reason), *_]}:
+            return f" ({reason})"
+        case _:
+            return ""
 
 
 def _partner_problems(each: PartnerStatus, store: Store, released: datetime | None) -> list[str]:

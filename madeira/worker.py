@@ -98,7 +98,7 @@ class Worker:
         worker = new_worker_id()
         found = await read_generation(self._stores.pool)
         # With the number, or the steps would go by the new one and a word on recovery that is older than it.
-        self._recovering |= found.recovering
+        self._recovering |= found.recovering or not found.run_id
         # An earlier life of this process may have something in hand: then it has not handed in yet.
         handed_in = self.dispatcher.follow(found.number)
         async with borrow(self._stores.pool) as connection:
@@ -144,14 +144,14 @@ class Worker:
     async def follow(self) -> float:
         """Follow PostgreSQL's generation; say so there once everything is handed in under it."""
         found = await read_generation(self._stores.pool)
-        self._recovering = found.recovering
-        if not found.recovering and found.number != self._configured:
+        self._recovering = found.recovering or not found.run_id  # without a run_id nobody has ever recovered
+        if not self._recovering and found.number != self._configured:
             await self._configure(found.number)
         handed_in = self.dispatcher.follow(found.number)
         if found.number > self.generation and handed_in:
             await self._say(found.number)
             self.generation = found.number
-        return 0.1 if found.recovering else 0.25
+        return 0.1 if self._recovering else 0.25
 
     async def take(self, name: str) -> float:
         """Sends of one partner, once jobs.toml's rates are in Redis: what was there before may have been faster."""
