@@ -146,7 +146,7 @@ class House:
         """The ledger's lines of payments that a bank accepted, first times and repeated ones."""
         return [entry for entry in self.banks.entries() if entry.accepted]
 
-    async def until(self, ask: Callable[[], object], *, patience_s: float = 40.0) -> None:
+    async def until(self, ask: Callable[[], object], *, patience_s: float = 120.0) -> None:
         """The one wait: look at what can be seen from outside until it is so. Ends early when a worker fell over."""
         async with asyncio.timeout(patience_s):
             while not ask():

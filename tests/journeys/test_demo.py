@@ -40,7 +40,7 @@ def short_night() -> Night:
         replace(bank, qps=20, behaviour=characters.get(bank.name, bank.behaviour))
         for bank in whole_night().banks
     ]
-    return Night(banks=tuple(banks), orders=ORDERS, levels=("1s", "2s"), patience=timedelta(seconds=90))
+    return Night(banks=tuple(banks), orders=ORDERS, levels=("1s", "2s"), patience=timedelta(seconds=240))
 
 
 def source() -> Iterator[dict[str, str]]:
@@ -58,7 +58,7 @@ def looking_around(folder: Path, command: str, day: str) -> str:
         ["/bin/sh", "-c", '. "$0" && exec "$@"', folder / "environment", sys.executable, "-m", "madeira", "batch",
          command, "payment-orders", "--date", day],
         env={**os.environ, "MADEIRA_DATABASE_URL": "postgresql://127.0.0.1:1/none"},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done
     return done.stdout

@@ -43,7 +43,7 @@ async def test_sigterm(database_url: str, redis_url: str, key_prefix: str, tmp_p
         with night.process("work") as process:
             await night.received(30)
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 12) == 0
+            assert await asyncio.to_thread(process.wait, 60) == 0
         left = len(night.banks.entries())
         recorded = night.record("SELECT count(*) FROM delivery_log WHERE outcome = 'succeeded'")
         assert recorded == [(left,)]
