@@ -85,9 +85,7 @@ async def hands(transit: Transit, keys: PartnerKeys) -> frozenset[str]:
     """Consumers under which anything is pending. Only looks: `adopt` would make it idle from now on again."""
     found = await each(transit, keys, lambda pipeline, key: pipeline.xpending(key, GROUP))
     summaries = [cast("dict[str, list[dict[str, bytes]]]", reply) for _, reply in found]
-    return frozenset(
-        consumer["name"].decode() for summary in summaries for consumer in summary["consumers"]
-    )
+    return frozenset(consumer["name"].decode() for summary in summaries for consumer in summary["consumers"])
 
 
 async def emptied(transit: Transit, keys: PartnerKeys) -> tuple[int, ...]:
