@@ -24,6 +24,7 @@ from typing import Self
 
 from madeira.embedded_postgres import PrivatePostgres
 from madeira.embedded_server import (
+    Died,
     EmbeddedError,
     awaited_pid,
     free_port,
@@ -35,6 +36,9 @@ from madeira.embedded_server import (
     write_private,
 )
 from madeira.embedded_valkey import PrivateValkey
+
+_STARTS = 3
+"""How often a server is started that dies while it is waited for."""
 
 __all__ = ["Embedded", "EmbeddedError", "EmbeddedServers", "EmbeddedStatus", "ensure", "status", "stop"]
 
@@ -173,6 +177,15 @@ def status(directory: Path) -> EmbeddedStatus:
 
 
 def _ensure(directory: Path, *, durable: bool) -> EmbeddedServers:
+    for _ in range(_STARTS - 1):
+        try:
+            return _ensured(directory, durable=durable)
+        except Died:
+            continue
+    return _ensured(directory, durable=durable)
+
+
+def _ensured(directory: Path, *, durable: bool) -> EmbeddedServers:
     state = _read_state(directory)
     if state is None:
         state = _written(directory, _State(free_port(), free_port(), secrets.token_hex(16)))

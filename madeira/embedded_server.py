@@ -29,6 +29,10 @@ class EmbeddedError(StoreUnavailable):
     """
 
 
+class Died(EmbeddedError):
+    """A server that ran a moment ago is gone: starting it again is all that is needed."""
+
+
 class Server(Protocol):
     """One private server below ``home``; its log is ``home/log``."""
 
@@ -86,10 +90,12 @@ def settled(server: Server) -> bool:
 
 
 def awaited_pid(server: Server) -> int:
-    """Wait until it serves. Raises EmbeddedError, at once when it has died instead."""
+    """Wait until it serves. Raises EmbeddedError: `Died`, at once, when it has died instead."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while (pid := server.pid()) is None:
-        if not lives(server.home) or time.monotonic() > deadline:
+        if not lives(server.home):
+            raise Died(f"the server of {server.home} died while it was looked at: see {server.home / 'log'}")
+        if time.monotonic() > deadline:
             raise EmbeddedError(f"the server of {server.home} did not come up: see {server.home / 'log'}")
         time.sleep(0.02)
     return pid

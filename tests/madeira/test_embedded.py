@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from redis.retry import Retry
 
 from madeira import embedded
 from madeira.embedded import Embedded, EmbeddedError
-from madeira.embedded_server import await_end
+from madeira.embedded_server import await_end, lock_if_free
 
 USER = """
 import sys
@@ -55,6 +56,11 @@ def _another_process(var: Path, environment: dict[str, str] | None = None) -> su
         start_new_session=True,
         env=environment,
     )
+
+
+def _answers(redis_url: str) -> bool:
+    with redis.Redis.from_url(redis_url) as client:
+        return bool(client.ping())
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
@@ -286,3 +292,24 @@ def test_a_damaged_state_says_so(var: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"embedded\.json is damaged"):
         embedded.ensure(var)
     state.unlink()
+
+
+def test_a_server_that_dies_while_it_is_looked_at_is_started_again(used: Embedded, var: Path) -> None:
+    """Found alive, and dead before the look at both was over: that is no reason to give up."""
+    redis_pid, database_pid = used.servers.redis_pid, used.servers.database_pid
+    os.kill(database_pid, signal.SIGSTOP)  # holds the look at PostgreSQL, which comes second
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(embedded.ensure, var, durable=False)
+            while (free := lock_if_free(var / "lock")) is not None:
+                os.close(free)
+            assert _answers(used.servers.redis_url)
+            os.kill(redis_pid, signal.SIGKILL)
+            await_end(var / "valkey")
+            os.kill(database_pid, signal.SIGCONT)
+            again = looking.result(timeout=60)
+    finally:
+        os.kill(database_pid, signal.SIGCONT)
+    assert again.redis_url == used.servers.redis_url
+    assert again.redis_pid != redis_pid
+    assert _answers(again.redis_url)
