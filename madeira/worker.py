@@ -82,6 +82,8 @@ class Worker:
         self.generation = 0
         self._recovering = True
         self._configured = -1
+        self._earlier: set[str] = set()
+        """Ids of earlier lives of this process whose sends may still be in flight."""
         self.recorder = Recorder(stores.pool, stores.transit, partners)
         self.feeder = Feeder(stores.pool, stores.transit, partners)
         self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
@@ -111,6 +113,7 @@ class Worker:
                     "generation": found.number if handed_in else self.generation,
                 },
             )
+        self._earlier.add(self.dispatcher.worker)
         await self.dispatcher.begin(worker)
 
     async def beat(self) -> float:
@@ -130,16 +133,26 @@ class Worker:
         return 5.0
 
     async def _say(self, generation: int) -> bool:
+        """The heartbeat of all ids that this process has had, until nothing of the earlier ones is in flight.
+
+        Without it an earlier id would fall silent, and a recovery would take all that was fed for perhaps sent.
+        Returns whether the present id's record is open.
+        """
+        over = set(self._earlier) if self.dispatcher.in_flight == 0 else set()
         async with borrow(self._stores.pool) as connection:
             cursor = await connection.execute(
                 statement("worker/beat"),
                 {
-                    "id": self.dispatcher.worker,
+                    "ids": [self.dispatcher.worker, *self._earlier],
                     "in_flight": self.dispatcher.in_flight,
                     "generation": generation,
                 },
             )
-            return cursor.rowcount == 1
+            open_ids = {row[0] for row in await cursor.fetchall()}
+            for worker in over & open_ids:
+                await connection.execute(statement("worker/end"), {"id": worker})
+        self._earlier -= over
+        return self.dispatcher.worker in open_ids
 
     async def follow(self) -> float:
         """Follow PostgreSQL's generation; say so there once everything is handed in under it."""
@@ -314,7 +327,8 @@ class Worker:
             clean = self.dispatcher.in_flight == 0 and self.dispatcher.unrecorded == 0
             if clean:
                 async with borrow(self._stores.pool) as connection:
-                    await connection.execute(statement("worker/end"), {"id": self.dispatcher.worker})
+                    for worker in (self.dispatcher.worker, *self._earlier):
+                        await connection.execute(statement("worker/end"), {"id": worker})
                 await self.dispatcher.end()
             log.info("worker_left", extra={"fields": {"given_back": given_back, "clean": clean}})
         except AWAY as error:

@@ -83,7 +83,7 @@ async def test_beginning_is_registered_and_leased(at: Place) -> None:
 
 
 async def test_a_lost_lease_begins_another_life(at: Place) -> None:
-    """Another id, another row; the old one's is left for those who take over."""
+    """Another id, another row; the old one's is kept alive, and closed once nothing of it is in flight."""
     await at.worker.begin()
     before = at.worker.dispatcher.worker
     await leases.end(at.stores.transit, before)
@@ -92,6 +92,8 @@ async def test_a_lost_lease_begins_another_life(at: Place) -> None:
     assert now != before
     assert await leases.alive(at.stores.transit, [before, now]) == {now}
     assert len(await at.sql("SELECT id FROM worker WHERE ended_at IS NULL")) == 2
+    await at.worker.report()
+    assert await at.sql("SELECT id FROM worker WHERE ended_at IS NULL") == [(now,)]
 
 
 async def test_a_record_that_was_closed_begins_another_life(at: Place) -> None:
@@ -118,7 +120,12 @@ async def test_another_life_does_not_say_that_it_has_handed_in(at: Place) -> Non
     while dispatcher.in_flight == 0:
         await dispatcher.take("AB")
     await at.sql("UPDATE generation SET number = 5, state = 'recovering'")
+    before = dispatcher.worker
+    await at.sql("UPDATE worker SET heartbeat_at = now() - interval '1 hour'")
     await at.worker.begin()
+    await at.worker.report()
+    silent = "SELECT id FROM worker WHERE heartbeat_at < now() - interval '1 minute'"
+    assert await at.sql(silent) == [], "a recovery would take all that was fed for perhaps sent"
     mine = f"SELECT generation FROM worker WHERE id = '{dispatcher.worker}'"
     assert await at.sql(mine) == [(1,)]
     await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
@@ -126,6 +133,7 @@ async def test_another_life_does_not_say_that_it_has_handed_in(at: Place) -> Non
     await dispatcher.settle("AB")
     await at.worker.follow()
     assert await at.sql(mine) == [(5,)]
+    assert await at.sql(f"SELECT generation FROM worker WHERE id = '{before}'") == [(5,)]
 
 
 async def test_another_life_in_the_middle_of_a_recovery_moves_nothing(at: Place) -> None:
