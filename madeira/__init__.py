@@ -7,7 +7,7 @@ In reading order:
 - settings: `settings` (environment and jobs.toml), `configuration` (jobs.toml → frozen values), `tables`
   (its keys), `values`, `mistakes` (all at once, with place and fix)
 - running: `wiring` (which servers), `worker` (all services of one process), `runtime` (the only loops),
-  `supervisor` (several processes), `exit` (leaving for certain), `logs`
+  `supervisor` (several processes), `metrics`, `exit` (leaving for certain), `logs`
 - private servers: `embedded`, `embedded_server`, `embedded_valkey`, `embedded_postgres`
 - one night to look at: `demo`, `demo_stage`, `demo_view`, `demo_count`, `banks` (thirteen partners with a
   ledger)

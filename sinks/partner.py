@@ -43,6 +43,10 @@ class Partner:
     max_in_flight: int = 100
     batch_floor_percent: int = 20
     allow_private: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts (`host` or `host:port`) beside the endpoint's own that an event's `target_uri` may name."""
+    tags: tuple[tuple[str, str], ...] = ()
+    """Select the workers that send to it (`madeira work --tags`)."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property

@@ -8,6 +8,7 @@ In reading order:
   out)
 - the moves: `scripts` (one typed method for each file in `lua/`), `pace` (slots and whose clock), `retry`
   (what follows an outcome; pure), `checkpoint` (failpoints)
+- live events on their way in, before they have a partner: `inbound`
 - looking on: `lanes`, `leases`, `marks`, `outcomes`, `gauges`
 - the server: `transit` (the connection), `connection` (its errors as ours), `server` (what it says of
   itself)

@@ -6,9 +6,16 @@ All keys of a partner carry the hash tag `{tenant.partner}`, so each script touc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 GROUP = "senders"
 """The one consumer group of every lane."""
+
+ROUTERS = "routers"
+"""The one consumer group of every inbound shard."""
+
+SHARDS = 4
+"""Inbound streams, so that a cluster can spread them. Never lowered while anything waits in the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,22 @@ def returns_lane(batch_id: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class InboundKeys:
+    """The keys of one inbound shard. `base` is `prefix:{in:shard}`, which is the stream itself."""
+
+    base: str
+
+    @property
+    def stream(self) -> str:
+        """Stream of events that no router has dealt with yet; a routed one is deleted."""
+        return self.base
+
+    def seen(self, source: str, event_id: str) -> str:
+        """String with the source's `remember` as expiry: an accepted event's body hash and trace id."""
+        return f"{self.base}:seen:{source}:{event_id}"
+
+
+@dataclass(frozen=True, slots=True)
 class Keys:
     """All keys below one prefix."""
 
@@ -83,6 +106,15 @@ class Keys:
     def partner(self, name: str, tenant: str = "default") -> PartnerKeys:
         """Keys of one partner."""
         return PartnerKeys(f"{self.prefix}:{{{tenant}.{name}}}")
+
+    @property
+    def inbound(self) -> tuple[InboundKeys, ...]:
+        """Every inbound shard."""
+        return tuple(InboundKeys(f"{self.prefix}:{{in:{shard}}}") for shard in range(SHARDS))
+
+    def inbound_of(self, source: str, event_id: str) -> InboundKeys:
+        """The shard to which an event always comes."""
+        return InboundKeys(f"{self.prefix}:{{in:{crc32(f'{source}:{event_id}'.encode()) % SHARDS}}}")
 
     def worker(self, worker: str) -> str:
         """String with a 15 s expiry: the lease of one worker. Gone means dead; it is never renewed then."""

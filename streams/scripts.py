@@ -86,6 +86,7 @@ _FENCE = _Script("fence")
 _UNFENCE = _Script("unfence")
 _RETIRE = _Script("retire")
 _LEASE = _Script("lease")
+_INGEST = _Script("ingest")
 
 _LET_IN = (_TAKE, _SETTLE)
 
@@ -275,6 +276,26 @@ class Scripts:
                 return Fed(fed, skipped)
             case _:
                 raise TypeError(f"feed answered {reply!r}")
+
+    async def ingest(
+        self, shards: Sequence[tuple[Sequence[str], Sequence[bytes | int]]]
+    ) -> tuple[list[int | bytes], ...]:
+        """For each shard: its stream and the marks, and what `ingest.lua` wants of each event.
+
+        All in one round trip. Raises `StoreUnavailable`, also where memory is full.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for keys, arguments in shards:
+            pipeline.execute_command("EVALSHA", _INGEST.sha, len(keys), *keys, *arguments)
+        with reached():
+            replies = await pipeline.execute(raise_on_error=False)
+            for i, (keys, arguments) in enumerate(shards):
+                if isinstance(replies[i], NoScriptError):
+                    # Certain not to have run, so this is no second try.
+                    replies[i] = await self._call("EVAL", _INGEST.text, len(keys), *keys, *arguments)
+                elif isinstance(replies[i], Exception):
+                    raise replies[i]
+        return tuple(replies)
 
     async def lease(self, key: str, *, lasts: timedelta) -> bool:
         """Take a worker's lease, also at the memory limit; False when somebody has it."""

@@ -35,18 +35,23 @@ def connect(url: str, *, connections: int = 8) -> Redis:
 
 @dataclass(frozen=True, slots=True)
 class Transit:
-    """Redis as Madeira uses it: the client, the scripts and how keys are spelled."""
+    """Redis as Madeira uses it: the client, the scripts and how keys are spelled.
+
+    `waiting` has connections of its own for reads that block, for 2 s at most.
+    """
 
     redis: Redis
     scripts: Scripts
     keys: Keys
+    waiting: Redis
 
     @classmethod
     def open(cls, url: str, prefix: str = "madeira", *, connections: int = 8) -> Self:
         """Connects at the first command, not here."""
         redis = connect(url, connections=connections)
-        return cls(redis, Scripts(redis), Keys(prefix))
+        return cls(redis, Scripts(redis), Keys(prefix), connect(url, connections=2))
 
     async def close(self) -> None:
         """Close every connection of the pool."""
         await self.redis.aclose()
+        await self.waiting.aclose()
