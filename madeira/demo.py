@@ -21,6 +21,7 @@ import psycopg
 
 from madeira import embedded, show
 from madeira.demo_count import Counts, Progress, count, read_ledger, read_progress, read_run, read_source
+from madeira.demo_shop import SOURCE, read_book
 from madeira.demo_stage import (
     CURRENCY,
     JOB,
@@ -34,12 +35,15 @@ from madeira.demo_stage import (
     new_key,
     note_environment,
     open_banks,
+    open_counter,
+    open_shop,
     own_folder,
     whole_night,
     write_jobs,
 )
 from madeira.demo_view import View, money, near
 from madeira.embedded import Embedded, EmbeddedError
+from madeira.embedded_server import free_port
 from pipelines.manifest import NOTHING
 from streams.money import render
 
@@ -66,6 +70,8 @@ class _Scene:
     database_url: str
     accounting_url: str
     banks_port: int
+    listen: str
+    book: Path
     business_date: date
 
 
@@ -124,7 +130,8 @@ def _set_up(ending: ExitStack, folder: Path, lock: int, night: Night, view: View
     view.fact("source", f"{wanted.count:,} orders, {money(wanted)} {CURRENCY}, in the database of accounting")
 
     key = new_key()
-    cast = Cast(folder, lock, environment(folder, accounting_url, key))
+    listen = f"127.0.0.1:{free_port()}"
+    cast = Cast(folder, lock, environment(folder, accounting_url, key, listen))
     ending.callback(cast.end)
     port = open_banks(cast, folder, night.banks, key)
     difficult = sum(1 for bank in night.banks if bank.difficulty)
@@ -144,6 +151,8 @@ def _set_up(ending: ExitStack, folder: Path, lock: int, night: Night, view: View
         database_url=record_url,
         accounting_url=accounting_url,
         banks_port=port,
+        listen=listen,
+        book=folder / "shop.jsonl",
         business_date=due.business_date,
     )
 
@@ -155,7 +164,12 @@ def _drain(scene: _Scene, began_s: float) -> None:
     cast.start("schedule", "madeira", "schedule")
     _command(view, f"work --processes {_WORKERS}")
     cast.start("work", "madeira", "work", "--processes", _WORKERS)
+    _command(view, "serve", f"takes signed events at http://{scene.listen}")
+    open_counter(cast, scene.listen)
+    open_shop(cast, scene.book, scene.listen, scene.night)
+    view.fact("shop", f"posts instant payments, {scene.night.live_rate:.0f} a second, some of them twice")
     started_s = time.monotonic()
+    orders = sum(read_source(scene.accounting_url).values(), NOTHING).count
     patience_ends_s = began_s + scene.night.patience.total_seconds()
     with psycopg.connect(scene.database_url, autocommit=True, application_name="madeira-demo") as record:
         while True:
@@ -166,7 +180,12 @@ def _drain(scene: _Scene, began_s: float) -> None:
             now_s = time.monotonic()
             view.show(progress, now_s - started_s)
             total = sum(progress.values(), Progress(""))
-            over = run is not None and run[0] == "done" and total.done == total.orders
+            over = (
+                run is not None
+                and run[0] == "done"
+                and cast.over("shop")
+                and total.done == total.orders == orders + len(read_book(scene.book))
+            )
             if over or now_s > patience_ends_s:
                 view.end()
                 took_s = now_s - started_s
@@ -197,17 +216,27 @@ def _morning(scene: _Scene) -> tuple[_Report, Counts]:
     ledger = read_ledger(scene.banks_port)
     with psycopg.connect(scene.database_url, autocommit=True, application_name="madeira-demo") as record:
         counts = count(
-            record, source=read_source(scene.accounting_url), ledger=ledger, banks=scene.night.banks
+            record,
+            source=read_source(scene.accounting_url),
+            book=scene.book,
+            ledger=ledger,
+            banks=scene.night.banks,
         )
     return report, counts
 
 
 def _tell(scene: _Scene, report: _Report, counts: Counts) -> None:
     view, total = scene.view, counts.total()
-    view.title(f"Three books for {scene.business_date}: accounting's, Madeira's, the banks'")
+    view.title(
+        f"Three books for {scene.business_date}: what accounting and the shop asked for, Madeira's, the banks'"
+    )
     view.books(counts)
     if counts.balanced:
-        view.verdict(f"the three books agree to the cent: {total.source.count:,} orders", good=True)
+        batch = total.source.count - total.live.count
+        view.verdict(
+            f"the three books agree to the cent: {batch:,} orders of the batch, {total.live.count:,} live payments",
+            good=True,
+        )
     else:
         wrong = ", ".join(bank.name for bank in counts.banks if not bank.agrees)
         view.verdict(f"the books differ for {wrong}", good=False)
@@ -220,13 +249,23 @@ def _tell(scene: _Scene, report: _Report, counts: Counts) -> None:
     view.verdict(
         f"the day is {report.verdict.replace('_', ' ')} by the reports", good=report.verdict == "closed"
     )
+    waited = counts.waited
+    view.fact(
+        "live",
+        f"first sent {waited.median_ms} ms after its 202 in the middle, {waited.p99_ms} ms for 99 of 100, beside the "
+        "batch and at each bank's rate",
+    )
+    view.fact("", f"{counts.posted_twice} were posted twice by the shop and taken once")
     for problem in report.problems[:5]:
         view.fact("", problem)
     for reason in counts.reasons:
         view.fact("dead", f"{reason.count} at {reason.partner}: {reason.reason}")
     if total.dead.count:
+        of_batch = total.dead.count - total.live_dead.count
         view.fact(
-            "", f"{total.dead.count} in all, {money(total.dead)} {CURRENCY}; each is in 03_exceptions.csv"
+            "",
+            f"{total.dead.count} in all, {money(total.dead)} {CURRENCY}; the {of_batch} of the batch are in "
+            "03_exceptions.csv",
         )
     for key in total.repeated[:3]:
         view.fact("again", f"{key}, as the answer was lost; its bank booked it once, by its Idempotency-Key")
@@ -240,6 +279,8 @@ def _where_next(scene: _Scene, report: _Report, counts: Counts, *, kept: bool) -
     noted = near(note_environment(folder, scene.accounting_url))
     view.command(f". {noted if '/' in noted else f'./{noted}'}", "the demo's jobs.toml, servers and source")
     _command(view, "status", "the servers start again by themselves" if not kept else "")
+    for sale in read_book(scene.book)[:1]:
+        _command(view, f"trace {SOURCE}:{sale.event_id}", "a live payment")
     for key in counts.total().repeated[:1]:
         _command(view, f"trace {key}", "the payment whose answer was lost")
     for reason in counts.reasons[:1]:
@@ -258,11 +299,16 @@ def _facts(counts: Counts, report: _Report) -> dict[str, object]:
     """The one object of `--json`. Amounts are text with the currency's decimals."""
     total = counts.total()
     return {
-        "orders": total.source.count,
-        "amount": render(total.source.minor, CURRENCY),
+        "orders": total.source.count - total.live.count,
+        "live": total.live.count,
+        "live_amount": render(total.live.minor, CURRENCY),
+        "live_p99_ms": counts.waited.p99_ms,
+        "posted_twice": counts.posted_twice,
+        "amount": render(total.source.minor - total.live.minor, CURRENCY),
         "delivered": total.delivered.count,
         "delivered_amount": render(total.delivered.minor, CURRENCY),
         "dead": total.dead.count,
+        "live_dead": total.live_dead.count,
         "open": total.open.count,
         "balanced": _balanced(counts, report),
         "bank_received": total.accepted.count,

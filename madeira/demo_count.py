@@ -6,12 +6,14 @@ import http.client
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import msgspec
 import psycopg
 from psycopg.rows import class_row
 
 from madeira.banks import Summary, Totals
+from madeira.demo_shop import read_book
 from madeira.demo_stage import JOB, DemoBank, DemoFailed
 from pipelines.manifest import NOTHING, Sum
 from sinks.statement import statement
@@ -60,12 +62,17 @@ class Reason:
 class BankCount:
     """One bank by three books. `repeated` are ids that came again after the bank had accepted them.
 
-    `most_per_second` is by the workers' stamps, over any sliding second.
+    `source` is what was asked for, by accounting and by the shop; `live` is the shop's part of it, `live_found` what
+    Madeira has of that, `live_dead` the part of it that is dead. `most_per_second` is by the workers' stamps, over
+    any sliding second.
     """
 
     name: str
     qps: int
     source: Sum
+    live: Sum
+    live_found: Sum
+    live_dead: Sum
     delivered: Sum
     dead: Sum
     open: Sum
@@ -78,15 +85,34 @@ class BankCount:
     def agrees(self) -> bool:
         """To the cent: what was asked for is accounted for, and the bank has what we say it has, each once."""
         accounted = self.delivered + self.dead + self.open
-        return self.source == accounted and self.delivered == self.accepted and not self.other_body
+        return (
+            self.source == accounted
+            and self.live == self.live_found
+            and self.delivered == self.accepted
+            and not self.other_body
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How long the first sends of live events took from their 202: how many, median and 99th percentile in ms."""
+
+    sent: int = 0
+    median_ms: int = 0
+    p99_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """All banks, the dead by reason, and whether everything agrees."""
+    """All banks, the dead by reason, the live lane's speed, and whether everything agrees.
+
+    `posted_twice` are events that the shop posted a second time on purpose.
+    """
 
     banks: tuple[BankCount, ...]
     reasons: tuple[Reason, ...]
+    waited: Live = Live()
+    posted_twice: int = 0
 
     @property
     def balanced(self) -> bool:
@@ -105,6 +131,9 @@ class Counts:
             name="TOTAL",
             qps=sum(bank.qps for bank in banks),
             source=_sum(bank.source for bank in banks),
+            live=_sum(bank.live for bank in banks),
+            live_found=_sum(bank.live_found for bank in banks),
+            live_dead=_sum(bank.live_dead for bank in banks),
             delivered=_sum(bank.delivered for bank in banks),
             dead=_sum(bank.dead for bank in banks),
             open=_sum(bank.open for bank in banks),
@@ -134,6 +163,14 @@ def read_source(accounting_url: str) -> dict[str, Sum]:
     return {bank: Sum(count, minor) for bank, count, minor in rows}
 
 
+def read_shop(book: Path) -> dict[str, Sum]:
+    """What the shop wants paid, per bank, by its own book."""
+    sums: dict[str, Sum] = {}
+    for sale in read_book(book):
+        sums[sale.bank] = sums.get(sale.bank, NOTHING) + Sum(1, sale.minor)
+    return sums
+
+
 def read_ledger(port: int) -> Summary:
     """What the banks say that they received. Raises `DemoFailed`."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -147,18 +184,33 @@ def read_ledger(port: int) -> Summary:
 
 
 def count(
-    record: psycopg.Connection, *, source: Mapping[str, Sum], ledger: Summary, banks: Sequence[DemoBank]
+    record: psycopg.Connection,
+    *,
+    source: Mapping[str, Sum],
+    book: Path,
+    ledger: Summary,
+    banks: Sequence[DemoBank],
 ) -> Counts:
     """The three books side by side. A bank that only one of them knows is shown, too: it must be seen."""
     places: dict[tuple[str, str], Sum] = {}
-    for partner, place, number, minor in record.execute(statement("demo/totals")):
-        places[partner, place] = Sum(number, minor)
+    live_found: dict[str, Sum] = {}
+    live_dead: dict[str, Sum] = {}
+    for partner, is_live, place, number, minor in record.execute(statement("demo/totals")):
+        found = Sum(number, minor)
+        places[partner, place] = places.get((partner, place), NOTHING) + found
+        if is_live:
+            live_found[partner] = live_found.get(partner, NOTHING) + found
+            if place == "dead":
+                live_dead[partner] = found
+    live = read_shop(book)
     busiest: dict[str, int] = dict(record.execute(statement("demo/busiest")).fetchall())
+    with record.cursor(row_factory=class_row(Live)) as cursor:
+        waited = cursor.execute(statement("demo/live")).fetchone() or Live()
     with record.cursor(row_factory=class_row(Reason)) as cursor:
         reasons = tuple(cursor.execute(statement("demo/dead")))
     agreed = {bank.name: bank.qps for bank in banks}
-    found = {*source, *ledger.banks, *(partner for partner, _ in places)}
-    names = [*agreed, *sorted(found - agreed.keys())]
+    known = {*source, *live, *ledger.banks, *(partner for partner, _ in places)}
+    names = [*agreed, *sorted(known - agreed.keys())]
     lines = []
     for name in names:
         said = ledger.banks.get(name, Totals())
@@ -166,7 +218,10 @@ def count(
             BankCount(
                 name=name,
                 qps=agreed.get(name, 1),
-                source=source.get(name, NOTHING),
+                source=source.get(name, NOTHING) + live.get(name, NOTHING),
+                live=live.get(name, NOTHING),
+                live_found=live_found.get(name, NOTHING),
+                live_dead=live_dead.get(name, NOTHING),
                 delivered=places.get((name, "delivered"), NOTHING),
                 dead=places.get((name, "dead"), NOTHING),
                 open=places.get((name, "open"), NOTHING),
@@ -176,7 +231,8 @@ def count(
                 most_per_second=busiest.get(name, 0),
             )
         )
-    return Counts(tuple(lines), reasons)
+    twice = sum(sale.repeated for sale in read_book(book))
+    return Counts(tuple(lines), reasons, waited, twice)
 
 
 def _sum(sums: Iterable[Sum]) -> Sum:

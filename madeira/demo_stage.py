@@ -1,11 +1,13 @@
 """Where the demo plays: its folder, the accounting source, the banks' characters, and the processes of the night.
 
 Below the folder: `jobs.toml` and `queries/` (what an operator would write), `environment` (for the shell of who
-looks around), `servers/` (Madeira's own), `banks/` (the banks' ledger), `logs/` (one file per process), `reports/`.
+looks around), `servers/` (Madeira's own), `banks/` (the banks' ledger), `shop.jsonl` (the shop's book), `logs/` (one
+file per process), `reports/`.
 """
 
 from __future__ import annotations
 
+import http.client
 import os
 import secrets
 import shlex
@@ -26,6 +28,7 @@ import psycopg
 
 from madeira import embedded
 from madeira.banks import Bank
+from madeira.demo_shop import SOURCE
 from madeira.embedded_server import lock_if_free, write_private
 from sinks.statement import statement
 from streams.errors import MadeiraError
@@ -40,7 +43,10 @@ _LOCK = "demo.lock"
 _ACCOUNTING = "accounting"
 _BANKS_UP_S = 20.0
 _LEAVE_S = 20.0
-_GIVEN = ("MADEIRA_DATABASE_URL", "MADEIRA_REDIS_URL", "MADEIRA_KEY_PREFIX", "MADEIRA_LOG")
+_GIVEN = (
+    *("MADEIRA_DATABASE_URL", "MADEIRA_REDIS_URL", "MADEIRA_KEY_PREFIX", "MADEIRA_LOG"),
+    "MADEIRA_METRICS_DIR",
+)
 
 
 class DemoFailed(MadeiraError):
@@ -61,11 +67,14 @@ class DemoBank:
 class Night:
     """What is played. `orders` None is all of them; `patience` is for everything until the last outcome.
 
-    `levels` are the waits before a payment is tried again, as jobs.toml has them.
+    `levels` are the waits before a payment is tried again, as jobs.toml has them. The shop posts an instant
+    payment like each `live_every`-th of all orders, `live_rate` a second.
     """
 
     banks: tuple[DemoBank, ...]
     orders: int | None = None
+    live_every: int = 11
+    live_rate: float = 20.0
     levels: tuple[str, ...] = ("3s", "6s")
     patience: timedelta = timedelta(seconds=110)
 
@@ -146,14 +155,20 @@ class Cast:
         self._lock = lock
         self._environ = environ
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._passing: set[str] = set()
         (folder / "logs").mkdir()
 
     def log(self, name: str) -> Path:
         """Where that process writes."""
         return self._folder / "logs" / f"{name}.log"
 
-    def start(self, name: str, module: str, *arguments: str) -> None:
-        """Start `python -m module arguments` in a session of its own: Ctrl-C reaches only the demo."""
+    def start(self, name: str, module: str, *arguments: str, passing: bool = False) -> None:
+        """Start `python -m module arguments` in a session of its own: Ctrl-C reaches only the demo.
+
+        One that is `passing` ends by itself when it has done its part.
+        """
+        if passing:
+            self._passing.add(name)
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -189,8 +204,12 @@ class Cast:
         """Raises `DemoFailed` when one of them has ended by itself."""
         for name, process in self._running.items():
             code = process.poll()
-            if code is not None:
+            if code is not None and not (code == 0 and name in self._passing):
                 raise DemoFailed(f"{name} ended with {code}, see {self.log(name)}: {_tail(self.log(name))}")
+
+    def over(self, name: str) -> bool:
+        """Whether a passing one has done its part."""
+        return self._running[name].poll() == 0
 
     def end(self) -> None:
         """Ask all to leave, the last started first; kill who has not left after 20 s."""
@@ -232,6 +251,38 @@ def make_source(database_url: str, *, orders: int | None) -> str:
         with connection.cursor().copy(statement("demo/fill_source")) as copy:
             copy.write(text)
     return url
+
+
+def open_counter(cast: Cast, listen: str) -> None:
+    """Start `madeira serve` and wait until it takes events. Raises `DemoFailed`."""
+    cast.start("serve", "madeira", "serve")
+    deadline = time.monotonic() + _BANKS_UP_S
+    host, _, port = listen.rpartition(":")
+    while True:
+        connection = http.client.HTTPConnection(host, int(port), timeout=2)
+        try:
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == http.client.OK:
+                return
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        cast.look()
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"`madeira serve` does not get ready: see {cast.log('serve')}")
+        time.sleep(0.05)
+
+
+def open_shop(cast: Cast, book: Path, listen: str, night: Night) -> None:
+    """Start the shop, which posts its payments, notes them in its book, and then ends."""
+    cast.start(
+        "shop",
+        "madeira.demo_shop",
+        *("--url", f"http://{listen}", "--orders", str(_ORDERS), "--book", str(book)),
+        *("--every", str(night.live_every), "--rate", str(night.live_rate)),
+        passing=True,
+    )
 
 
 def open_banks(cast: Cast, folder: Path, banks: Sequence[DemoBank], key: str) -> int:
@@ -282,7 +333,7 @@ def write_jobs(folder: Path, due: Due, night: Night, port: int) -> Path:
     (folder / "queries").mkdir()
     shutil.copy(_QUERY, folder / "queries" / _QUERY.name)
     text = f"""\
-# Written by `madeira demo`: the night's job, due at once, and thirteen banks on this machine.
+# Written by `madeira demo`: the night's job, due at once, a shop, and thirteen banks on this machine.
 
 [[jobs]]
 id = "{JOB}"
@@ -294,6 +345,13 @@ event_id = ["order_id", "business_date"]
 partner = "bank_to"
 amount = "amount"
 currency = "{CURRENCY}"
+
+[sources.{SOURCE}] # posts instant payments over HTTP
+key_env = "SHOP_KEY"
+
+[[routes]]
+event_type = "payment.*"
+to = "{{routing_key}}" # the bank that the event names
 """
     levels = ", ".join(f'"{level}"' for level in night.levels)
     for bank in night.banks:
@@ -313,7 +371,7 @@ allow_private = true
     return path
 
 
-def environment(folder: Path, accounting_url: str, key: str) -> dict[str, str]:
+def environment(folder: Path, accounting_url: str, key: str, listen: str) -> dict[str, str]:
     """The environment of the night's processes: the secrets are only here."""
     environ = {name: value for name, value in os.environ.items() if name not in _GIVEN}
     environ |= {
@@ -321,6 +379,8 @@ def environment(folder: Path, accounting_url: str, key: str) -> dict[str, str]:
         "MADEIRA_VAR": str(folder / "servers"),
         "ACCOUNTING_DSN": accounting_url,
         "BANKS_KEY": key,
+        "SHOP_KEY": new_key(),
+        "MADEIRA_LISTEN": listen,
     }
     return environ
 

@@ -186,13 +186,14 @@ def _columns(*, roomy: bool, with_open: bool) -> list[_Column]:
     ]
     return [
         _Column("\nbank", lambda bank: Text(bank.name)),
-        _Column("source\norders", lambda bank: Text(f"{bank.source.count:,}"), "cyan"),
+        _Column("asked\nbatch", lambda bank: Text(f"{bank.source.count - bank.live.count:,}"), "cyan"),
+        _Column("\nlive", lambda bank: Text(f"{bank.live.count:,}"), "cyan"),
         _Column(f"\n{CURRENCY}", lambda bank: Text(money(bank.source)), "cyan"),
-        _Column("Madeira\ndelivered", lambda bank: Text(f"{bank.delivered.count:,}")),
+        _Column("Madeira\npaid", lambda bank: Text(f"{bank.delivered.count:,}")),
         *(delivered if roomy else []),
         _Column("\ndead", lambda bank: _some(bank.dead.count, "red")),
         *(opened if with_open else []),
-        _Column("bank says\nreceived", lambda bank: Text(f"{bank.accepted.count:,}"), "magenta"),
+        _Column("bank\nbooked", lambda bank: Text(f"{bank.accepted.count:,}"), "magenta"),
         _Column(f"\n{CURRENCY}", lambda bank: Text(money(bank.accepted)), "magenta"),
         *(more if roomy else []),
         _Column(
