@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from madeira.runtime import Service, Stuck, brief, insist, run, stop_on_signals
+from madeira.runtime import Crew, Service, Stuck, brief, insist, run, stop_on_signals
 from streams.errors import StaleGeneration, StoreUnavailable
 
 AWAY = (StoreUnavailable, StaleGeneration)
@@ -262,3 +262,85 @@ async def test_a_swallowed_cancellation_does_not_keep_the_process() -> None:
         with pytest.raises(ExceptionGroup) as raised:
             await run([Service("deaf", deaf), Service("falls", falls)], stop=asyncio.Event(), away=AWAY)
     assert raised.group_contains(ZeroDivisionError, depth=1)
+
+
+async def test_a_service_joins_while_others_run() -> None:
+    """It is repeated like those that were there from the start, and its fault ends them all like theirs."""
+    stop = asyncio.Event()
+    joined: list[int] = []
+
+    async def joins() -> float:
+        joined.append(1)
+        if len(joined) == 3:
+            raise ValueError("a fault")
+        return 0.0
+
+    async def opens() -> float:
+        crew.add(Service("joins", joins))
+        return 3600.0
+
+    crew = Crew([Service("opens", opens)], stop=stop, away=AWAY)
+    async with asyncio.timeout(5):
+        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="a fault")):
+            await crew.run()
+    assert len(joined) == 3
+
+
+async def test_a_service_leaves_and_the_others_go_on() -> None:
+    """Its step under way is finished and is the last; who only waits leaves at once; `stop` ends the others."""
+    stop, goes_on, begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    steps: list[str] = []
+
+    async def working() -> float:
+        begun.set()
+        await goes_on.wait()
+        steps.append("whole")
+        return 0.0
+
+    async def waiting() -> float:
+        steps.append("waiting")
+        return 3600.0
+
+    async def decides() -> float:
+        await begun.wait()
+        crew.remove("working")
+        crew.remove("waiting")
+        goes_on.set()
+        asyncio.get_running_loop().call_later(0.01, stop.set)
+        return 3600.0
+
+    services = [Service("waiting", waiting), Service("working", working), Service("decides", decides)]
+    crew = Crew(services, stop=stop, away=AWAY, grace_s=60)
+    async with asyncio.timeout(5):
+        await crew.run()
+    assert steps == ["waiting", "whole"]
+
+
+async def test_who_ails_is_named() -> None:
+    """A service whose store is away, until it is back."""
+    stop = asyncio.Event()
+    seen: list[tuple[str, ...]] = []
+    _, failing = sequence(asyncio.Event(), StoreUnavailable("x"), 0.001)
+
+    async def looks() -> float:
+        if not seen or seen[-1] != crew.ails():
+            seen.append(crew.ails())
+        if len(seen) == 3:
+            stop.set()
+        return 0.01
+
+    crew = Crew([Service("looks", looks), Service("record", failing)], stop=stop, away=AWAY)
+    async with asyncio.timeout(30):
+        await crew.run()
+    assert seen == [(), ("record",), ()]
+
+
+async def test_a_service_that_was_cancelled_from_within_is_a_fault() -> None:
+    """It would be missing, and nobody would know."""
+
+    async def cancelled() -> float:
+        raise asyncio.CancelledError
+
+    async with asyncio.timeout(5):
+        with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="feed was cancelled")):
+            await run([Service("feed", cancelled)], stop=asyncio.Event(), away=AWAY)
