@@ -197,7 +197,7 @@ def _columns(*, roomy: bool, with_open: bool) -> list[_Column]:
         _Column(f"\n{CURRENCY}", lambda bank: Text(money(bank.accepted)), "magenta"),
         *(more if roomy else []),
         _Column(
-            "\nagree",
+            "\nsame",
             lambda bank: Text("yes", style="green") if bank.agrees else Text("NO", style="bold red"),
         ),
     ]
