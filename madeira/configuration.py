@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +21,8 @@ from madeira.mistakes import Mistakes, lines_of, unknown_key
 from madeira.tables import JobTable, PartnerTable
 from madeira.values import Folder, Variable, duration, is_column, shown_duration, wrong_currency, wrong_key
 from pipelines.job import Job
+from pipelines.live_source import LiveSource
+from pipelines.route import Route
 from scheduler.calendar import Calendar
 from scheduler.jobs import Schedule, ScheduledJob
 from sinks.address import refusal
@@ -44,6 +46,9 @@ class Configuration:
     partners: dict[str, Partner]
     unset_secrets: tuple[str, ...]
     unready_partners: frozenset[str]
+    sources: dict[str, LiveSource] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+    unready_sources: frozenset[str] = frozenset()
 
 
 def parse(text: str, *, path: str, folder: Path, environ: Mapping[str, str]) -> Configuration:

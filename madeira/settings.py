@@ -13,6 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from madeira.configuration import nearest, parse
+from madeira.values import listen_address
+from pipelines.live_source import LiveSource
+from pipelines.route import Route
 from scheduler.jobs import ScheduledJob
 from sinks.partner import Partner
 from streams import checkpoint
@@ -25,11 +28,14 @@ ENVIRONMENT: dict[str, str] = {
     "MADEIRA_CONFIG": "The configuration file (default jobs.toml).",
     "MADEIRA_VAR": "Folder of the private servers' data (default var).",
     "MADEIRA_KEY_PREFIX": "Beginning of every Redis key (default madeira).",
+    "MADEIRA_LISTEN": "Where `madeira serve` takes events, HOST:PORT (default 127.0.0.1:8700).",
+    "MADEIRA_METRICS_DIR": "Folder in which processes keep their metrics (default: metrics under MADEIRA_VAR).",
     "MADEIRA_LOG": "Least level that is logged: debug, info, warning or error (default info).",
     checkpoint.ENVIRONMENT_NAME: "For tests: the step at which the process kills itself, NAME[:PASSES].",
 }
 """Every variable that Madeira reads by itself, with its meaning; jobs.toml names more, for secrets."""
 
+DEFAULT_LISTEN = ("127.0.0.1", 8700)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -48,6 +54,12 @@ class Settings:
     unset_secrets: tuple[str, ...]
     unready_partners: frozenset[str]
     unknown_variables: tuple[str, ...] = ()
+    sources: dict[str, LiveSource] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+    unready_sources: frozenset[str] = frozenset()
+    """A variable with a key of theirs is not set: what they post is answered 503."""
+    listen: tuple[str, int] = DEFAULT_LISTEN
+    metrics_dir: Path = Path("var/metrics")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -83,11 +95,12 @@ def load(environ: Mapping[str, str]) -> Settings:
         mistakes.extend(error.mistakes)
     if mistakes or configuration is None:
         raise ConfigurationError(tuple(mistakes))
+    var = Path(environ.get("MADEIRA_VAR") or "var")
     return Settings(
         database_url=environ.get("MADEIRA_DATABASE_URL") or None,
         redis_url=environ.get("MADEIRA_REDIS_URL") or None,
         config=config,
-        var=Path(environ.get("MADEIRA_VAR") or "var"),
+        var=var,
         key_prefix=environ.get("MADEIRA_KEY_PREFIX") or "madeira",
         log_level=(environ.get("MADEIRA_LOG") or "info").lower(),
         jobs=configuration.jobs,
@@ -95,6 +108,11 @@ def load(environ: Mapping[str, str]) -> Settings:
         unset_secrets=configuration.unset_secrets,
         unready_partners=configuration.unready_partners,
         unknown_variables=tuple(_unknown_variables(environ)),
+        sources=configuration.sources,
+        routes=configuration.routes,
+        unready_sources=configuration.unready_sources,
+        listen=listen_address(environ["MADEIRA_LISTEN"]) if environ.get("MADEIRA_LISTEN") else DEFAULT_LISTEN,
+        metrics_dir=Path(environ.get("MADEIRA_METRICS_DIR") or var / "metrics"),
     )
 
 
@@ -111,6 +129,12 @@ def _environment_mistakes(environ: Mapping[str, str]) -> Iterator[str]:
     prefix = environ.get("MADEIRA_KEY_PREFIX")
     if prefix and not NAME.fullmatch(prefix):
         yield f"environment: MADEIRA_KEY_PREFIX must be 1 to 64 letters, digits, _ or -, is {prefix[:80]!r}"
+    listen = environ.get("MADEIRA_LISTEN")
+    if listen:
+        try:
+            listen_address(listen)
+        except ValueError as error:
+            yield f"environment: MADEIRA_LISTEN {error}"
     level = environ.get("MADEIRA_LOG")
     if level and level.lower() not in LOG_LEVELS:
         yield f"environment: MADEIRA_LOG must be one of {', '.join(LOG_LEVELS)}, is {level[:40]!r}"

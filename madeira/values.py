@@ -38,6 +38,7 @@ _OUR_HEADERS = frozenset(
 )  # fmt: skip
 _MACHINES_OWN = frozenset({"localtime", "posixrules"})
 """Files beside the zones that mean another zone on each machine."""
+_LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9.-]{1,253})):([0-9]{1,5})")
 _UNITS = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -208,6 +209,14 @@ def endpoint(value: str) -> str:
     if url.fragment or re.search(r"[\s\x00-\x1f\x7f-\U0010ffff]", value):
         raise ValueError("must have no #fragment, spaces or characters outside ASCII: percent-encode them")
     return value
+
+
+def listen_address(value: str) -> tuple[str, int]:
+    """`"127.0.0.1:8700"` or `"[::1]:8700"` as host and port."""
+    found = _LISTEN.fullmatch(value)
+    if found is None or not 0 < int(found[3]) < 65536:
+        raise ValueError(f'must be HOST:PORT, like "127.0.0.1:8700" or "[::1]:8700", is {value[:80]!r}')
+    return found[1] or found[2], int(found[3])
 
 
 def duration(value: object) -> timedelta:
