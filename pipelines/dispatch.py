@@ -1,8 +1,8 @@
 """Dispatch: takes slots from Redis, sends at their moment, settles what came of it.
 
-One `Dispatcher` per worker process, one outbox per partner in it. Its steps are repeated by
-`madeira/runtime.py`: `take` asks for slots and starts the sends, `settle` hands in what has ended, `follow`
-goes over to a new generation, `beat` keeps the lease. Nothing here decides when a partner may be sent to:
+One `Dispatcher` per worker process, one outbox per partner in it; outboxes come and go with jobs.toml. Its steps
+are repeated by `madeira/runtime.py`: `take` asks for slots and starts the sends, `settle` hands in what has ended,
+`follow` goes over to a new generation, `beat` keeps the lease. Nothing here decides when a partner may be sent to:
 that is `take`'s answer, and a send that misses its moment gives the slot up and keeps the entry.
 """
 
@@ -90,6 +90,17 @@ class Outbox:
     """How long before the first slot it is asked for."""
     missed: bool = False
     """A slot of this partner was missed since the last take."""
+    taking: bool = False
+    """A take is under way, whose reply may put something into our hand."""
+    leaving: bool = False
+    """Takes no more; gone once nothing is in its hand."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in its hand, and all that was is recorded."""
+        return not (
+            self.taking or self.doubtful or self.held or self.sending or self.ended or self.unrecorded
+        )
 
 
 class Dispatcher:
@@ -121,10 +132,9 @@ class Dispatcher:
         self._leaving = False
         self.worker = worker
         self.generation = generation
-        self.outboxes = {
-            name: Outbox(partner, policy_of(partner), transit.keys.partner(partner.name, partner.tenant))
-            for name, partner in partners.items()
-        }
+        self.outboxes: dict[str, Outbox] = {}
+        for partner in partners.values():
+            self.open(partner)
 
     @property
     def in_flight(self) -> int:
@@ -135,6 +145,44 @@ class Dispatcher:
     def unrecorded(self) -> int:
         """Settled outcomes that PostgreSQL is not yet known to have."""
         return sum(len(box.unrecorded) for box in self.outboxes.values())
+
+    # -- partners ------------------------------------------------------------------------------------------
+
+    def open(self, partner: Partner) -> None:
+        """Send to this partner from now on; whom we send to already, by these values from the next send on.
+
+        The tenant of an outbox does not change: its keys are named by it.
+        """
+        box = self.outboxes.get(partner.name)
+        if box is None:
+            keys = self._transit.keys.partner(partner.name, partner.tenant)
+            self.outboxes[partner.name] = Outbox(partner, policy_of(partner), keys)
+        else:
+            assert box.partner.tenant == partner.tenant
+            box.partner, box.policy, box.leaving = partner, policy_of(partner), False
+
+    def close(self, name: str) -> None:
+        """Take no more for this partner. Its sends go on; `drop_closed` ends the rest."""
+        self.outboxes[name].leaving = True
+
+    async def drop_closed(self) -> list[str]:
+        """Give back what closed outboxes did not send; drop those with nothing left, and name them."""
+        dropped = []
+        for name, box in list(self.outboxes.items()):
+            if not box.leaving:
+                continue
+            await self._give_back(box)
+            await self._learn_recorded(box)
+            # Opened again meanwhile, or a heartbeat made it doubtful: then later.
+            if box.leaving and box.empty:
+                del self.outboxes[name]
+                dropped.append(name)
+        return dropped
+
+    def wake(self, name: str) -> None:
+        """There is something new to send to this partner."""
+        if name in self.outboxes:
+            self.outboxes[name].room.set()
 
     # -- identity -----------------------------------------------------------------------------------------
 
@@ -183,7 +231,7 @@ class Dispatcher:
         box = self.outboxes[name]
         box.room.clear()
         box.blocked = False
-        if self._leaving or monotonic() >= self._lease_until:
+        if self._leaving or box.leaving or monotonic() >= self._lease_until:
             return IDLE_S
         self._adapt(box)
         room = min(self._burst, self._at_once - self._under_way, box.partner.max_in_flight - len(box.sending))
@@ -191,6 +239,13 @@ class Dispatcher:
         if room * 4 < min(box.partner.max_in_flight, self._at_once, self._burst):
             box.blocked = True
             return IDLE_S
+        box.taking = True
+        try:
+            return await self._take(box, room)
+        finally:
+            box.taking = False
+
+    async def _take(self, box: Outbox, room: int) -> float:
         try:
             if box.doubtful:
                 await self._adopt(box)
@@ -385,24 +440,32 @@ class Dispatcher:
         """
         self._leaving = True
         given_back = 0
-        for box in self.outboxes.values():
-            if box.doubtful:
-                await self._adopt(box)
-            places = list(box.held)
-            if places:
-                given_back += await self._transit.scripts.give_back(
-                    box.keys, generation=self.generation, places=places
-                )
-                for place in places:
-                    box.held.pop(place, None)
+        for box in list(self.outboxes.values()):
+            given_back += await self._give_back(box)
+        return given_back
+
+    async def _give_back(self, box: Outbox) -> int:
+        if box.doubtful:
+            await self._adopt(box)
+        places = list(box.held)
+        if not places:
+            return 0
+        given_back = await self._transit.scripts.give_back(
+            box.keys, generation=self.generation, places=places
+        )
+        for place in places:
+            box.held.pop(place, None)
         return given_back
 
     async def learn_recorded(self) -> int:
         """Ask how far outcomes are recorded, when no take does; returns how many settled ones are not."""
-        for box in self.outboxes.values():
-            if box.unrecorded:
-                _forget_recorded(box, (await gauges.gauge(self._transit, box.keys)).recorded)
+        for box in list(self.outboxes.values()):
+            await self._learn_recorded(box)
         return self.unrecorded
+
+    async def _learn_recorded(self, box: Outbox) -> None:
+        if box.unrecorded:
+            _forget_recorded(box, (await gauges.gauge(self._transit, box.keys)).recorded)
 
     async def end(self) -> None:
         """Give the lease up, after everything was handed in."""

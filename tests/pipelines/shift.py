@@ -114,5 +114,6 @@ async def shift(
         )
         await dispatcher.begin(WORKER)
         yield Shift(stores, received, webhook, partners, dispatcher)
-        for task in dispatcher.outboxes["AB"].sending.values():
-            task.cancel()
+        for box in dispatcher.outboxes.values():
+            for task in box.sending.values():
+                task.cancel()

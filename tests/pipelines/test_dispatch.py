@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -509,3 +509,45 @@ async def test_what_cannot_be_read_stops_nobody(stage: Shift) -> None:
     await stage.turn()
     assert len(await stage.received()) == 1
     assert await stage.pending() == 2
+
+
+async def test_a_closed_outbox_gives_back_and_goes(stage: Shift) -> None:
+    """It takes no more; what it held is in the lane again for somebody else, and then it is gone."""
+    await stage.order(3)
+    stage.lateness(STRICT)
+    await stage.turn()
+    assert len(stage.box.held) == 3
+    stage.dispatcher.close("AB")
+    stage.lateness(FORGIVING)
+    await stage.turn()
+    assert len(stage.box.held) == 3, "a closed outbox begins nothing"
+    assert await stage.dispatcher.drop_closed() == ["AB"]
+    assert await stage.pending() == 0
+    stage.dispatcher.open(stage.partners["AB"])
+    await stage.turn()
+    assert len(await stage.received()) == 3
+
+
+async def test_a_closed_outbox_ends_what_it_began(stage: Shift) -> None:
+    """Its sends are settled, and it stays until PostgreSQL has what came of them."""
+    await stage.order(2)
+    await stage.dispatcher.take("AB")
+    stage.dispatcher.close("AB")
+    assert await stage.dispatcher.drop_closed() == []
+    await stage.sent()
+    await stage.dispatcher.settle("AB")
+    assert await stage.dispatcher.drop_closed() == []
+    await stage.night.recorder.step(100)
+    assert await stage.dispatcher.drop_closed() == ["AB"]
+    assert len(await stage.received()) == 2
+
+
+async def test_a_closed_outbox_is_opened_again(stage: Shift) -> None:
+    """A partner that was taken out and put back is sent to by its new values, by the same outbox."""
+    await stage.order(2)
+    stage.dispatcher.close("AB")
+    changed = replace(stage.partners["AB"], endpoint=stage.banks.endpoint("AB") + "/changed")
+    stage.dispatcher.open(changed)
+    assert await stage.dispatcher.drop_closed() == []
+    await stage.turn()
+    assert {attempt.status_code for attempt, _ in await stage.outcomes()} == {404}
