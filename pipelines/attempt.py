@@ -33,6 +33,13 @@ class Hand(msgspec.Struct, frozen=True):
     worker: str
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """An attempt that is over, and how to settle it."""
+
+    attempt: Attempt
+    settlement: Settlement
+
+
 class Timing(msgspec.Struct, frozen=True):
     """When an attempt began (its slot), when its headers left (None: never), when it ended. UTC, Redis's clock."""
 
@@ -64,7 +71,7 @@ def policy_of(partner: Partner) -> RetryPolicy:
     )
 
 
-def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: ClockMap) -> Settlement:
+def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: ClockMap) -> Ended:
     """What to settle after a send. `start` is the slot's moment in monotonic seconds, mapped by `clock`."""
     outcome = classify(answer, hand.partner, earlier_may_have_arrived=hand.entry.possible_duplicate)
     timing = _timing(answer, start=start, clock=clock)
@@ -75,7 +82,7 @@ def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: C
 
 def settle_unforeseen(
     hand: Hand, answer: Answer | Failed, error: Exception, *, start: float, clock: ClockMap
-) -> Settlement:
+) -> Ended:
     """What to settle when `settle_answer` itself failed with `error`: nobody knows what the answer meant."""
     outcome = Unknown(f"the answer could not be judged: {type(error).__name__}")
     status = answer.status  # the answer's own words may be what could not be handled
@@ -90,14 +97,14 @@ def _timing(answer: Answer | Failed, *, start: float, clock: ClockMap) -> Timing
     )
 
 
-def settle_takeover(hand: Hand, now: datetime) -> Settlement:
+def settle_takeover(hand: Hand, now: datetime) -> Ended:
     """What to settle for an entry whose worker died with it in hand: nobody knows whether it was sent."""
     return settle_outcome(hand, Unknown(WORKER_DIED), Timing(now, None, now))
 
 
 def settle_outcome(
     hand: Hand, outcome: Outcome, timing: Timing, *, status_code: int | None = None, seen: str = ""
-) -> Settlement:
+) -> Ended:
     """Decide the next step by the partner's policy and put the attempt into the form that settle takes."""
     entry, envelope, partner = hand.entry, hand.envelope, hand.partner
     kind, arrived = _judged(outcome)
@@ -137,7 +144,7 @@ def settle_outcome(
         cause=step.cause,
         due_at=due_at,
     )
-    return Settlement(
+    settlement = Settlement(
         place=entry.place,
         delivery=entry.delivery,
         attempt_id=attempt.attempt_id,
@@ -149,6 +156,7 @@ def settle_outcome(
         due_ms=None if due_at is None else to_ms(due_at),
         outcome=_encoder.encode(attempt),
     )
+    return Ended(attempt, settlement)
 
 
 def _judged(outcome: Outcome) -> tuple[Kind, bool]:

@@ -20,12 +20,13 @@ from typing import Protocol
 
 import msgspec
 
-from pipelines.attempt import Hand, legible, policy_of, settle_answer, settle_unforeseen
+from pipelines.attempt import Ended, Hand, legible, policy_of, settle_answer, settle_unforeseen
 from sinks.answer import Answer, Failed, SlotMissed
 from sinks.partner import Partner
 from sinks.webhook import Send
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
+from streams.delivery import Attempt
 from streams.envelope import Envelope
 from streams.errors import StaleGeneration, StoreUnavailable
 from streams.keys import PartnerKeys
@@ -54,6 +55,13 @@ class Sends(Protocol):
 
     async def send(self, request: Send) -> Answer | Failed | SlotMissed:
         """Send one request at its slot's moment; never raises for what a partner does."""
+
+
+class Meter(Protocol):
+    """Who counts what became of sends."""
+
+    def settled(self, partner: str, lane: str, attempt: Attempt) -> None:
+        """A send of this lane (`live`, `batch:…`) ended so: called once for each. Quick, and never raises."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -118,7 +126,9 @@ class Dispatcher:
         worker: str,
         generation: int,
         at_once: int = 400,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter
         self._transit = transit
         self._sends = sends
         self._loop = asyncio.get_running_loop()
@@ -341,15 +351,18 @@ class Dispatcher:
                     box.held[held.entry.place] = held
             else:
                 hand = Hand(box.partner, box.policy, held.entry, held.envelope, held.generation, worker)
-                box.ended.append(self._judge(hand, answer, start))
+                ended = self._judge(hand, answer, start)
+                box.ended.append(ended.settlement)
                 box.settle_due.set()
+                if self._meter is not None:
+                    self._meter.settled(box.partner.name, held.entry.place.lane, ended.attempt)
         finally:
             self._under_way -= 1
             del box.sending[held.entry.place]
             if box.blocked:
                 box.room.set()
 
-    def _judge(self, hand: Hand, answer: Answer | Failed, start: float) -> Settlement:
+    def _judge(self, hand: Hand, answer: Answer | Failed, start: float) -> Ended:
         """What to settle after a send, whatever the partner said.
 
         A send that is never settled would be adopted as unsent and go out again, with nobody told.
@@ -357,7 +370,8 @@ class Dispatcher:
         try:
             return settle_answer(hand, answer, start=start, clock=self._clock)
         except Exception as error:
-            log.exception("answer_unforeseen", extra={"fields": {"partner": hand.partner.name}})
+            fields = {"partner": hand.partner.name, "trace_id": hand.envelope.trace_id}
+            log.exception("answer_unforeseen", extra={"fields": fields})
             return settle_unforeseen(hand, answer, error, start=start, clock=self._clock)
 
     def _late(self, box: Outbox, by_s: float) -> None:

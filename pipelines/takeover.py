@@ -10,6 +10,7 @@ from datetime import timedelta
 from psycopg_pool import AsyncConnectionPool
 
 from pipelines.attempt import Hand, legible, policy_of, settle_takeover
+from pipelines.dispatch import Meter
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.statement import statement
@@ -34,7 +35,15 @@ class _Outcomes:
 class Takeover:
     """Looks for consumers whose lease is gone and settles what they left."""
 
-    def __init__(self, pool: AsyncConnectionPool, transit: Transit, partners: Mapping[str, Partner]) -> None:
+    def __init__(
+        self,
+        pool: AsyncConnectionPool,
+        transit: Transit,
+        partners: Mapping[str, Partner],
+        *,
+        meter: Meter | None = None,
+    ) -> None:
+        self._meter = meter
         self._pool = pool
         self._transit = transit
         self._partners = partners
@@ -63,12 +72,17 @@ class Takeover:
             return 0
         policy = policy_of(partner)
         now = from_us(await gauges.now_us(self._transit.redis))
-        settlements = [
+        ended = [
             settle_takeover(Hand(partner, policy, entry, envelope, generation, worker), now)
             for entry in entries
             if (envelope := legible(partner, entry)) is not None
         ]
-        await self._transit.scripts.settle(keys, generation=generation, settlements=settlements)
+        await self._transit.scripts.settle(
+            keys, generation=generation, settlements=[each.settlement for each in ended]
+        )
+        if self._meter is not None:
+            for each in ended:
+                self._meter.settled(partner.name, each.settlement.place.lane, each.attempt)
         log.warning("taken_over", extra={"fields": {"partner": partner.name, "entries": len(entries)}})
         return len(entries)
 

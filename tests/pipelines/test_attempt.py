@@ -51,15 +51,16 @@ def hand(*, attempts: int = 0, unknowns: int = 0, doubtful: bool = False, to: Pa
 def settled(outcome: Outcome, *, by: Hand | None = None) -> tuple[Settlement, Attempt]:
     """What is settled for an outcome at NOW, and the attempt within."""
     timing = Timing(NOW - timedelta(seconds=2), NOW - timedelta(seconds=1), NOW)
-    settlement = settle_outcome(by or hand(), outcome, timing, status_code=200, seen="said")
-    return settlement, decode(settlement.outcome)
+    ended = settle_outcome(by or hand(), outcome, timing, status_code=200, seen="said")
+    assert decode(ended.settlement.outcome) == ended.attempt
+    return ended.settlement, ended.attempt
 
 
 def test_an_attempt_that_failed_before_its_slot_took_no_time() -> None:
     """A connection is made ready ahead of the slot; refused there, the log has 0 ms, never less."""
     timing = Timing(NOW + timedelta(milliseconds=20), None, NOW)
     refused = settle_outcome(hand(), Retry("refused", may_have_arrived=False), timing)
-    assert decode(refused.outcome).elapsed_ms == 0
+    assert refused.attempt.elapsed_ms == 0
 
 
 KINDS: list[tuple[Outcome, Kind, State, Cause | None, bool]] = [
@@ -143,7 +144,7 @@ def clock() -> ClockMap:
 def test_an_answer_is_put_on_redis_time() -> None:
     """Slot, headers and end are mapped; the answer is judged and its text cleaned."""
     answer = Answer(200, None, b'{"success": true}\x00\n', truncated=False, sent_at=100.002, ended_at=100.05)
-    attempt = decode(settle_answer(hand(), answer, start=100.001, clock=clock()).outcome)
+    attempt = settle_answer(hand(), answer, start=100.001, clock=clock()).attempt
     near = timedelta(microseconds=2)
     assert abs(attempt.started_at - NOW - timedelta(milliseconds=1)) <= near
     assert attempt.sent_at is not None
@@ -155,8 +156,8 @@ def test_an_answer_is_put_on_redis_time() -> None:
 def test_nothing_left_this_machine() -> None:
     """Then there is no time of sending, no status, and no doubt."""
     failed = Failed(Stage.CONNECT, may_have_arrived=False, reason="refused", sent_at=None, ended_at=100.5)
-    settlement = settle_answer(hand(), failed, start=100.0, clock=clock())
-    attempt = decode(settlement.outcome)
+    ended = settle_answer(hand(), failed, start=100.0, clock=clock())
+    attempt, settlement = ended.attempt, ended.settlement
     assert (attempt.sent_at, attempt.status_code, attempt.may_have_arrived) == (None, None, False)
     assert (attempt.elapsed_ms, settlement.state, settlement.possible_duplicate) == (
         500,
@@ -168,15 +169,15 @@ def test_nothing_left_this_machine() -> None:
 def test_a_conflict_is_judged_by_what_came_before() -> None:
     """A 409 after an attempt that may have arrived is unknown; after none it is a refusal."""
     answer = Answer(409, None, b"", truncated=False, sent_at=100.0, ended_at=100.0)
-    first = decode(settle_answer(hand(), answer, start=100.0, clock=clock()).outcome)
-    later = decode(settle_answer(hand(attempts=1, doubtful=True), answer, start=100.0, clock=clock()).outcome)
+    first = settle_answer(hand(), answer, start=100.0, clock=clock()).attempt
+    later = settle_answer(hand(attempts=1, doubtful=True), answer, start=100.0, clock=clock()).attempt
     assert (first.outcome, later.outcome) == (Kind.DEAD, Kind.UNKNOWN)
 
 
 def test_a_takeover_says_that_nobody_knows() -> None:
     """The attempt is unknown, never sent for all we can say, and the next send is flagged."""
-    settlement = settle_takeover(hand(), NOW)
-    attempt = decode(settlement.outcome)
+    ended = settle_takeover(hand(), NOW)
+    attempt, settlement = ended.attempt, ended.settlement
     assert (attempt.outcome, attempt.reason, attempt.sent_at) == (Kind.UNKNOWN, WORKER_DIED, None)
     assert (attempt.may_have_arrived, settlement.possible_duplicate) == (True, True)
     assert attempt.started_at == datetime(2026, 3, 2, 1, 25, tzinfo=UTC)
