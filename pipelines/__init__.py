@@ -5,7 +5,8 @@ In reading order:
 - a batch: `job`, `source` (one snapshot of accounting), `manifest` and `gate` (does it add up; pure),
   `lease` (who runs it), `load` (the quick way in), `stage` (the careful one), `batch` (all of it, released
   whole or not at all)
-- a live event: `live_source` (who may post), `route` (which partners; pure)
+- a live event: `live_source` (who may post), `intake` (accepted once), `whereabouts` (where it is),
+  `reshape` (another body out of the same JSON; pure), `route` (which partners; pure)
 - on its way: `feed` (PostgreSQL → lanes), `dispatch` (slots → sends → settle), `attempt` (an answer → what
   is settled), `takeover` (what a dead worker left), `record` (outcomes → PostgreSQL)
 - when Redis was lost: `recover`; what operators want: `control`

@@ -1,4 +1,4 @@
-"""Which addresses a partner may have, checked on the very address that is about to be connected to.
+"""Which addresses a partner may have: as written in a URL, and of the very socket that is about to be connected.
 
 A check of the name, or of one answer of the resolver, would be worth nothing: the name can resolve anew
 between check and connect, and a literal address never meets the resolver. So the guard makes the socket.
@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
+
+from yarl import URL
+
+from sinks.partner import Partner
 
 AddressInfo = tuple[
     int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]
@@ -38,6 +43,51 @@ _COMPATIBLE: Final = IPv6Network("::/96")
 
 class AddressRefused(OSError):
     """The guard made no socket to this address. Travels through the HTTP client, never out of `sinks`."""
+
+
+def check_endpoint(endpoint: str) -> URL:
+    """The URL of a partner, exactly as written. Raises `ValueError` saying what is wrong with it."""
+    url = URL(endpoint, encoded=True)
+    if url.scheme not in {"http", "https"} or not url.raw_host:
+        raise ValueError("must be an http:// or https:// URL with a host")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise ValueError("must not hold a user or password: use a header")
+    if not all("!" <= c <= "~" for c in f"{url.raw_host}{url.raw_path_qs}"):
+        raise ValueError("must be percent-encoded: only printable ASCII without spaces")
+    return url
+
+
+def target_refusal(uri: str, partner: Partner) -> str | None:
+    """Why an event for this partner may not go to `uri`, None when it may.
+
+    It may where scheme, host and port are the endpoint's own, or where the host is one of `allowed_hosts` (a name
+    without a port means the scheme's own), then by https only; by http, too, where a private partner's endpoint
+    is http. The path is the event's affair.
+    """
+    try:
+        url = check_endpoint(uri)
+    except ValueError as error:
+        return f"target_uri {error}"
+    own = _origin(partner.endpoint)
+    scheme, host, port = _parts(url)
+    if (scheme, host, port) == own:
+        return None
+    allowed = {name.lower() for name in partner.allowed_hosts}
+    if f"{host}:{port}" not in allowed and not (url.is_default_port() and host in allowed):
+        return "target_uri leads to a host that this partner does not have: add it to allowed_hosts if it is meant"
+    if scheme != "https" and not (partner.allow_private and own[0] == "http"):
+        return "target_uri must be https"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _origin(endpoint: str) -> tuple[str, str, int]:
+    return _parts(check_endpoint(endpoint))
+
+
+def _parts(url: URL) -> tuple[str, str, int]:
+    host = (url.raw_host or "").lower()
+    return url.scheme, f"[{host}]" if ":" in host else host, url.port or 0
 
 
 def refusal(address: str, *, allow_private: bool) -> str | None:

@@ -35,9 +35,8 @@ from aiohttp import (
     ClientTimeout,
 )
 from aiohttp.http_exceptions import HttpProcessingError
-from yarl import URL
 
-from sinks.address import AddressRefused
+from sinks.address import AddressRefused, check_endpoint, target_refusal
 from sinks.answer import Answer, Failed, SlotMissed, Stage, parse_retry_after
 from sinks.connector import INTERIM_ANSWERS, Connector, Handler
 from sinks.partner import Partner
@@ -96,18 +95,6 @@ class Send(msgspec.Struct, frozen=True):
     start: float
     timestamp_s: int
     late: Callable[[float], None] | None = None
-
-
-def check_endpoint(endpoint: str) -> URL:
-    """The URL of a partner, exactly as written. Raises `ValueError` saying what is wrong with it."""
-    url = URL(endpoint, encoded=True)
-    if url.scheme not in {"http", "https"} or not url.raw_host:
-        raise ValueError("must be an http:// or https:// URL with a host")
-    if url.raw_user is not None or url.raw_password is not None:
-        raise ValueError("must not hold a user or password: use a header")
-    if not all("!" <= c <= "~" for c in f"{url.raw_host}{url.raw_path_qs}"):
-        raise ValueError("must be percent-encoded: only printable ASCII without spaces")
-    return url
 
 
 def check_headers(headers: tuple[tuple[str, str], ...]) -> None:
@@ -232,7 +219,7 @@ class Webhook:
         if self._busy >= self._connections:
             return SlotMissed(late_by=timedelta(0), reason="no free connection")
         try:
-            route = self._route(send.partner, send.envelope.target_uri or send.partner.endpoint)
+            route = self._route(send.partner, send.envelope.target_uri)
             request = route.render(send)
         except ValueError as error:
             return Failed(Stage.REQUEST, may_have_arrived=False, reason=f"no valid request: {error}",
@@ -250,10 +237,15 @@ class Webhook:
             if trip.connection is not None:
                 _abort(trip.connection)
 
-    def _route(self, partner: Partner, uri: str) -> _Route:
+    def _route(self, partner: Partner, target_uri: str) -> _Route:
+        uri = target_uri or partner.endpoint
         key = (partner.tenant, partner.name, uri)
         route = self._routes.get(key)
+        # Another object is another configuration: what was changed while we ran holds from the next send on.
         if route is None or route.partner is not partner:
+            # The router has asked the same, perhaps days ago and of other hosts.
+            if target_uri and (why := target_refusal(target_uri, partner)):
+                raise ValueError(why)
             if len(self._routes) >= _ROUTES:
                 self._routes.clear()
             route = self._routes[key] = _Route(partner, uri)

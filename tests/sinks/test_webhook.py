@@ -14,9 +14,10 @@ from time import monotonic
 import pytest
 
 from madeira.banks import Bank, Hostile
+from sinks.address import check_endpoint
 from sinks.answer import Answer, Failed, SlotMissed, Stage
 from sinks.partner import Partner, SignatureScheme
-from sinks.webhook import BODY_LIMIT, Webhook, check_endpoint, check_headers
+from sinks.webhook import BODY_LIMIT, Webhook, check_headers
 from tests.partner import BODY, TRACE_ID, attempt, banks, envelope, partner, silent
 
 SHORT = timedelta(milliseconds=150)
