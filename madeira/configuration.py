@@ -10,18 +10,18 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from madeira.mistakes import Mistakes, lines_of, unknown_key
-from madeira.tables import JobTable, PartnerTable
+from madeira.mistakes import Mistakes, lines_of, listed, nearest, unknown_key
+from madeira.routes import Known, check_route, tenant_of
+from madeira.tables import JobTable, LiveSourceTable, PartnerTable, RouteTable
 from madeira.values import Folder, Variable, duration, is_column, shown_duration, wrong_currency, wrong_key
 from pipelines.job import Job
-from pipelines.live_source import LiveSource
+from pipelines.live_source import Durability, LiveSource
 from pipelines.route import Route
 from scheduler.calendar import Calendar
 from scheduler.jobs import Schedule, ScheduledJob
@@ -31,7 +31,7 @@ from streams.envelope import NAME
 from streams.errors import ConfigurationError
 from streams.money import EXPONENTS
 
-_LATER = {"sources": "live events", "routes": "live events"}
+_TABLES = ("jobs", "partners", "sources", "routes")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -40,6 +40,7 @@ class Configuration:
     """What jobs.toml says. `unset_secrets` are sentences.
 
     `unready_partners` lack a secret: what is sent to them would be refused for good, so nothing may be.
+    `unready_sources` lack one, too: what they post cannot be told from a forgery.
     """
 
     jobs: tuple[ScheduledJob, ...]
@@ -78,32 +79,33 @@ class _Reader:
 
     def read(self, root: Mapping[str, object]) -> Configuration:
         for key in root:
-            if key in _LATER:
-                self._mistakes.add(
-                    (key,), f"is not in this version yet ({_LATER[key]} come later): remove it"
-                )
-            elif key not in {"jobs", "partners"}:
-                self._mistakes.add((key,), unknown_key(key, ("jobs", "partners")))
-        partners = tuple(self._partners(root.get("partners", {})))
-        names = frozenset(self._partner_names(root))
+            if key not in _TABLES:
+                self._mistakes.add((key,), unknown_key(key, _TABLES))
+        partners = {partner.name: partner for partner in self._partners(root.get("partners", {}))}
+        names = frozenset(_tables(root, "partners"))
         jobs = tuple(self._jobs(root.get("jobs", []), names))
+        known = Known(
+            source_tenants={name: tenant_of(raw) for name, raw in _tables(root, "sources").items()},
+            partner_tenants={name: tenant_of(raw) for name, raw in _tables(root, "partners").items()},
+            jobs=_job_ids(root),
+            complete=partners,
+        )
+        sources = {source.name: source for source in self._sources(root.get("sources", {}), known.jobs)}
+        routes = tuple(self._routes(root.get("routes", []), known))
         if self._mistakes.found:
             raise ConfigurationError(self._mistakes.found)
         return Configuration(
             jobs=jobs,
-            partners={partner.name: partner for partner in partners},
+            partners=partners,
             unset_secrets=tuple(
-                f"{variable} is not set (for {_listed(places)}): set it before it is needed"
+                f"{variable} is not set (for {listed(places)}): set it before it is needed"
                 for variable, places in self._unset.items()
             ),
             unready_partners=frozenset(self._unready),
+            sources=sources,
+            routes=routes,
+            unready_sources=frozenset(name for name, source in sources.items() if not source.keys),
         )
-
-    @staticmethod
-    def _partner_names(root: Mapping[str, object]) -> tuple[str, ...]:
-        # Also those with a mistake: a job that names one of them is right.
-        partners = root.get("partners")
-        return tuple(partners) if isinstance(partners, dict) else ()
 
     def _partners(self, tables: object) -> Iterator[Partner]:
         if not isinstance(tables, dict):
@@ -153,6 +155,8 @@ class _Reader:
             max_in_flight=table.max_in_flight,
             batch_floor_percent=table.batch_floor_percent,
             allow_private=table.allow_private,
+            allowed_hosts=table.allowed_hosts,
+            tags=table.tags,
             headers=tuple((header, content) for header, content in headers if content is not None),
         )
 
@@ -167,14 +171,18 @@ class _Reader:
                 f"must be below guard ({shown_duration(guard)}), is {shown_duration(lateness)}: "
                 "a send that is late by the whole guard breaks the promised rate",
             )
-        endpoint = raw.get("endpoint")
+        allow_private = raw.get("allow_private") is True
+        endpoint, hosts = raw.get("endpoint"), raw.get("allowed_hosts")
         if isinstance(endpoint, str):
-            self._check_address(path, endpoint, allow_private=raw.get("allow_private") is True)
+            self._check_address((*path, "endpoint"), endpoint, allow_private=allow_private)
+        for host in hosts if isinstance(hosts, list) else ():
+            if isinstance(host, str):
+                self._check_address((*path, "allowed_hosts"), f"//{host}", allow_private=allow_private)
 
-    def _check_address(self, path: tuple[str, str], endpoint: str, *, allow_private: bool) -> None:
+    def _check_address(self, path: tuple[str, str, str], url: str, *, allow_private: bool) -> None:
         """A literal address that the guard would refuse at each send is told now; names are resolved then."""
         try:
-            host = urlsplit(endpoint).hostname or ""
+            host = urlsplit(url).hostname or ""
         except ValueError:
             return  # no URL: told by the table
         address = "127.0.0.1" if host == "localhost" else host
@@ -184,7 +192,7 @@ class _Reader:
         fix = "write allow_private = true if that is meant"
         if refusal(address, allow_private=True) is not None:
             fix = "use another, this one is never sent to"
-        self._mistakes.add((*path, "endpoint"), f"has a {why} address ({host}): {fix}")
+        self._mistakes.add(path, f"has a {why} address ({host}): {fix}")
 
     def _jobs(self, tables: object, partners: frozenset[str]) -> Iterator[ScheduledJob]:
         if not isinstance(tables, list):
@@ -252,13 +260,75 @@ class _Reader:
         schedule = Schedule(start=table.start, timezone=table.timezone, calendar=Calendar(table.calendar))
         return ScheduledJob(job=job, schedule=schedule)
 
+    def _sources(self, tables: object, jobs: frozenset[str]) -> Iterator[LiveSource]:
+        if not isinstance(tables, dict):
+            self._mistakes.add(("sources",), 'must be tables: write [sources.shop] with key_env = "SHOP_KEY"')
+            return
+        for name, raw in tables.items():
+            path = ("sources", name)
+            if not NAME.fullmatch(name):
+                self._mistakes.add(path, "must have a name of 1 to 64 letters, digits, _ or -")
+            if name in jobs:
+                self._mistakes.add(
+                    path, "has the name of a job, whose rows would be taken for its events: rename one"
+                )
+            table = self._validated(path, raw, LiveSourceTable)
+            if table is not None:
+                yield self._source(name, table)
+
+    def _source(self, name: str, table: LiveSourceTable) -> LiveSource:
+        keys = [self._secret(variable, ("sources", name), "key_env") for variable in table.key_env]
+        return LiveSource(
+            name=name,
+            # One that is missing makes all of them: its events would be refused as if they were forged.
+            keys=() if None in keys else tuple(key.encode() for key in keys if key is not None),
+            tenant=table.tenant,
+            durability=Durability(table.durability),
+            rate=table.rate,
+            max_body=table.max_body,
+            remember=table.remember,
+        )
+
+    def _routes(self, tables: object, known: Known) -> Iterator[Route]:
+        if not isinstance(tables, list):
+            self._mistakes.add(("routes",), "must be an array of tables: write [[routes]] with two brackets")
+            return
+        first_of: dict[str, int] = {}
+        for position, raw in enumerate(tables):
+            path = ("routes", position)
+            given = raw.get("name") if isinstance(raw, dict) else None
+            name = given if isinstance(given, str) else str(position + 1)
+            if name in first_of:
+                self._mistakes.add(
+                    (*path, "name"),
+                    f'is taken: route number {first_of[name]} is called "{name}" too, rename one',
+                )
+            elif isinstance(given, str) and NAME.fullmatch(given):
+                self._mistakes.names[path] = f"routes.{given}"
+            first_of.setdefault(name, position + 1)
+            if isinstance(raw, dict):
+                check_route(self._mistakes, path, raw, known)
+            table = self._validated(path, raw, RouteTable)
+            if table is not None:
+                yield Route(
+                    name=name,
+                    to=table.to,
+                    tenant=table.tenant,
+                    sources=table.source,
+                    event_types=table.event_type,
+                    routing_keys=table.routing_key,
+                    tags=table.tags,
+                    body=table.body,
+                    target_uri=table.target_uri,
+                )
+
     def _secret(self, variable: str, path: tuple[str, str | int], key: str) -> str | None:
         """The variable's value; None, and noted, when it is not set or empty."""
         value = self._environ.get(variable)
         if not value:
             self._unset.setdefault(variable, []).append(f"{self._mistakes.called(path)}.{key}")
             return None
-        if key == "signing_key_env" and (wrong := wrong_key(value)):
+        if key in {"signing_key_env", "key_env"} and (wrong := wrong_key(value)):
             self._mistakes.add((*path, key), f"takes {variable}, whose value {wrong}: set it anew")
         if key == "headers" and not (value.isascii() and value.isprintable()):
             self._mistakes.add(
@@ -272,6 +342,18 @@ class _Reader:
         except ValidationError as error:
             self._mistakes.add_invalid(path, error, model)
             return None
+
+
+def _tables(root: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """The tables of that kind by name, those with a mistake, too: who names one of them is right."""
+    tables = root.get(key)
+    return tables if isinstance(tables, dict) else {}
+
+
+def _job_ids(root: Mapping[str, object]) -> frozenset[str]:
+    jobs = root.get("jobs")
+    ids = [raw.get("id") for raw in jobs if isinstance(raw, dict)] if isinstance(jobs, list) else []
+    return frozenset(each for each in ids if isinstance(each, str))
 
 
 def _duration(value: object) -> timedelta | None:
@@ -288,15 +370,3 @@ def _syntax_mistake(path: str, error: tomllib.TOMLDecodeError) -> str:
     where = f"{path}:{line}" if line.isdecimal() else path
     at = place.rstrip(")")
     return f"{where}: is not TOML ({said}, at {at}): text needs quotes, and a key stands once in its table"
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or what there is."""
-    if not known:
-        return "none is configured"
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {_listed(known)}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

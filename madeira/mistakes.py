@@ -7,7 +7,7 @@ values.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
@@ -133,6 +133,20 @@ def unknown_key(key: str, known: tuple[str, ...]) -> str:
     if near:
         return f"is no key here: did you mean {near[0]}?"
     return f"is no key here: remove it, or use one of {', '.join(known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or what there is."""
+    by_small = {each.lower(): each for each in known}
+    if not by_small:
+        return "none is configured"
+    near = get_close_matches(name.lower(), by_small, n=1)
+    return f"did you mean {by_small[near[0]]}?" if near else f"there are {listed(list(by_small.values()))}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _sentence(details: ErrorDetails, example: str) -> str:

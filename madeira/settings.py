@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from madeira.configuration import nearest, parse
+from madeira.configuration import parse
+from madeira.mistakes import nearest
 from madeira.values import listen_address
 from pipelines.live_source import LiveSource
 from pipelines.route import Route

@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from madeira import values
+from madeira import live, values
+from pipelines.live_source import Durability
 from sinks.partner import DEFAULT_LEVELS, SignatureScheme
 
 
@@ -206,4 +207,99 @@ class PartnerTable(_Table):
         default=(),
         description='Headers of every request; secrets as `{ env = "NAME" }`.',
         examples=['{ "X-Client" = "madeira", Authorization = { env = "AB_TOKEN" } }'],
+    )
+    allowed_hosts: Annotated[tuple[str, ...], PlainValidator(live.hosts)] = Field(
+        default=(),
+        description="Hosts besides the endpoint's own that a `target_uri` may name; without a port, https's own.",
+        examples=['["alt.example", "alt.example:8443"]'],
+    )
+    tags: Annotated[tuple[tuple[str, str], ...], PlainValidator(live.tags)] = Field(
+        default=(),
+        description="Select the workers that send to it: `madeira work --tags region=sh`.",
+        examples=['{ region = "sh" }'],
+    )
+
+
+class LiveSourceTable(_Table):
+    """One `[sources.<name>]`."""
+
+    key_env: Annotated[tuple[str, ...], PlainValidator(values.variables)] = Field(
+        description="Variable with the key that signs its requests, or a list while it rotates, newest first.",
+        examples=['"SHOP_KEY"'],
+    )
+    tenant: Name = Field(
+        default="default",
+        description="Tenant that the source belongs to; its events reach partners of this one only.",
+        examples=['"default"'],
+    )
+    durability: Literal["postgres", "redis"] = Field(
+        default=Durability.POSTGRES.value,
+        description="What a 202 means: committed in PostgreSQL, or taken by Redis.",
+        examples=['"redis"'],
+    )
+    rate: int = Field(
+        default=1_000,
+        gt=0,
+        le=1_000_000,
+        description="Most events a second, over all processes of one `madeira serve`.",
+        examples=["1000"],
+    )
+    max_body: int = Field(
+        default=262_144,
+        ge=1_024,
+        le=16 * 1024 * 1024,
+        description="Most bytes of one event.",
+        examples=["262144"],
+    )
+    remember: Annotated[
+        timedelta,
+        PlainValidator(values.duration),
+        AfterValidator(values.within(timedelta(minutes=1), timedelta(days=30), '"1m" to "30d"')),
+    ] = Field(
+        default=timedelta(hours=6),
+        description="How long Redis knows the id of an accepted event; PostgreSQL knows it for ever.",
+        examples=['"6h"'],
+    )
+
+
+class RouteTable(_Table):
+    """One `[[routes]]`."""
+
+    name: Name | None = Field(
+        default=None,
+        description="What messages call it; its place in the file, from 1, if absent.",
+        examples=['"payments"'],
+    )
+    tenant: Name = Field(
+        default="default", description="Tenant whose events it takes.", examples=['"default"']
+    )
+    source: Annotated[tuple[str, ...], PlainValidator(live.names)] = Field(
+        default=(), description="Source, or a list; any if absent.", examples=['"shop"']
+    )
+    event_type: Annotated[tuple[str, ...], PlainValidator(live.event_types)] = Field(
+        default=(),
+        description="Pattern of the event's type, or a list of which one must fit.",
+        examples=['"payment.*"'],
+    )
+    routing_key: Annotated[tuple[str, ...], PlainValidator(live.routing_keys)] = Field(
+        default=(),
+        description="Pattern of the event's routing key, or a list of which one must fit.",
+        examples=['"AB"'],
+    )
+    tags: Annotated[tuple[tuple[str, str], ...], PlainValidator(live.tags)] = Field(
+        default=(), description="Tags that the event must all have.", examples=['{ region = "sh" }']
+    )
+    to: Annotated[tuple[str, ...], PlainValidator(live.recipients)] = Field(
+        description="Partners of the tenant; `{routing_key}` is the partner that the event names.",
+        examples=['["AB"]'],
+    )
+    body: Annotated[str, AfterValidator(live.expression)] | None = Field(
+        default=None,
+        description="JMESPath over the payload that makes the body. Absent: the bytes that came in.",
+        examples=['"{order: id, total: amount}"'],
+    )
+    target_uri: Annotated[str, AfterValidator(live.template)] | None = Field(
+        default=None,
+        description="Template of the address, in place of the partner's endpoint.",
+        examples=['"https://ab.example/pay/{routing_key}"'],
     )
