@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as NoAnswer
 
-from streams.errors import StoreUnavailable, TransitLost
+from streams.errors import StoreFull, StoreUnavailable, TransitLost
 
 # A disk that is full, a script that runs too long, replicas that are away: it passes, and nothing was carried out.
 _PASSING = ("MISCONF", "BUSY ", "NOREPLICAS")
@@ -20,15 +20,15 @@ def reached() -> Iterator[None]:
     """Turns what redis-py raises into our tree; anything else passes as it is.
 
     After `StoreUnavailable` the command may have run, or may still run: adopt, don't repeat.
-    Raises `StoreUnavailable` (no connection, no answer, loading, a replica, memory or disk full) and `TransitLost`
-    (no group).
+    Raises `StoreUnavailable` (no connection, no answer, loading, a replica, disk full; `StoreFull`: memory) and
+    `TransitLost` (no group).
     """
     try:
         yield
     except (NoConnection, NoAnswer, ReadOnlyError) as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
     except OutOfMemoryError as error:
-        raise StoreUnavailable(f"Redis is at its memory limit: {error}") from error
+        raise StoreFull(f"Redis is at its memory limit: {error}") from error
     except ResponseError as error:
         # Not at the start: a pipeline puts the command before it.
         if "NOGROUP" in str(error) or "no such key" in str(error):

@@ -5,6 +5,7 @@
     ├── StaleGeneration         Redis belongs to another generation: stop, ask PostgreSQL, begin again
     │   └── TransitLost         a lane, its consumer group or an entry in hand is gone: recovery must walk
     ├── StoreUnavailable        Redis or PostgreSQL does not answer; the caller backs off and tries again
+    │   ├── StoreFull           Redis is at its memory limit; nothing was changed
     │   └── EmbeddedError       (madeira/embedded_server.py) a private server does not start, answer or stop
     ├── SchemaTooOld            the database lacks a migration; the text names the command
     ├── BatchRefused            a batch cannot be released; nothing of it was sent
@@ -45,6 +46,10 @@ class TransitLost(StaleGeneration):
 
 class StoreUnavailable(MadeiraError):
     """Redis or PostgreSQL could not be reached or timed out."""
+
+
+class StoreFull(StoreUnavailable):
+    """Redis is at its memory limit and has changed nothing."""
 
 
 class SchemaTooOld(MadeiraError):

@@ -1,0 +1,435 @@
+"""The way in: a live event is accepted once, and only when a store holds it.
+
+What arrives together is committed together: while one flush is under way, whatever comes meanwhile gathers for the
+next. PostgreSQL is asked first where it is the record; Redis then only carries the event to a router, and what it
+did not get is found again by its row in `unrouted`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool
+
+from pipelines.live_source import Durability, LiveSource
+from pipelines.whereabouts import Whereabouts, find
+from sinks.pool import borrow
+from sinks.statement import statement
+from streams.checkpoint import checkpoint
+from streams.errors import StoreFull, StoreUnavailable
+from streams.inbound import Accepted, Inbound, Ingested, Verdict, ingest
+from streams.money import to_minor
+from streams.pace import ClockMap
+from streams.transit import Transit
+
+log = logging.getLogger(__name__)
+
+FLUSH_EVENTS = 1000
+FLUSH_BYTES = 4 << 20
+"""What one flush takes: enough to share the commit, little enough not to keep the next ones waiting."""
+
+MOST_WAITING_BYTES = 64 << 20
+
+_OVERHEAD = 1024
+"""What an event takes beside its payload, about."""
+
+
+class Away(StrEnum):
+    """Why nothing can be accepted now. A later try may be."""
+
+    POSTGRES = "postgres_away"
+    REDIS = "redis_away"
+    FULL = "redis_full"
+    BUSY = "busy"
+    CLOSING = "closing"
+
+
+class Unavailable(msgspec.Struct, frozen=True):
+    """Not accepted as far as anybody knows; where it was after all, a second try finds a duplicate."""
+
+    away: Away
+
+
+class Unstorable(msgspec.Struct, frozen=True):
+    """PostgreSQL will never take this event; others of the same call are not touched by that."""
+
+    reason: str
+
+
+Answer = Accepted | Unavailable | Unstorable
+
+
+class _Known(NamedTuple):
+    """What PostgreSQL holds under an id. `fresh`: it came with this very flush."""
+
+    body_sha256: bytes
+    trace_id: str
+    fresh: bool
+
+
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Events of one source that are answered together."""
+
+    events: Sequence[Inbound]
+    remember: timedelta
+    size: int
+    answers: asyncio.Future[Sequence[Answer]]
+
+
+_Flush = Callable[[Sequence[Inbound], Sequence[timedelta]], Awaitable[Sequence[Answer]]]
+
+
+class _Gathering:
+    """Calls for one store. One flush is under way at a time; what comes meanwhile goes with the next."""
+
+    def __init__(self, flush: _Flush) -> None:
+        self._flush = flush
+        self._calls: deque[_Call] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, call: _Call) -> None:
+        self._calls.append(call)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def finish(self) -> None:
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        try:
+            while calls := self._together():
+                await self._serve(calls)
+        finally:
+            self._task = None
+
+    def _together(self) -> list[_Call]:
+        calls: list[_Call] = []
+        events = size = 0
+        while self._calls:
+            call = self._calls[0]
+            if calls and (events + len(call.events) > FLUSH_EVENTS or size + call.size > FLUSH_BYTES):
+                break
+            self._calls.popleft()
+            # Whoever hung up while it waited is not told anything, and comes again if it matters.
+            if not call.answers.done():
+                calls.append(call)
+                events += len(call.events)
+                size += call.size
+        return calls
+
+    async def _serve(self, calls: Sequence[_Call]) -> None:
+        events = [event for call in calls for event in call.events]
+        try:
+            answers = await self._flush(events, [call.remember for call in calls for _ in call.events])
+        except Exception as error:
+            log.exception("intake_failed")
+            for call in calls:
+                if not call.answers.done():
+                    call.answers.set_exception(error)
+            return
+        start = 0
+        for call in calls:
+            _answer(call, answers[start : start + len(call.events)])
+            start += len(call.events)
+        if answers and all(isinstance(answer, Unavailable) for answer in answers):
+            # Who waits behind a store that is away would wait in vain, and each for longer than the one before.
+            while self._calls:
+                call = self._calls.popleft()
+                _answer(call, [answers[0]] * len(call.events))
+
+
+class Intake:
+    """Accepts events for every source of this process."""
+
+    def __init__(
+        self,
+        pool: AsyncConnectionPool,
+        transit: Transit,
+        *,
+        deadline: timedelta = timedelta(seconds=10),
+        most_waiting: int = 20_000,
+    ) -> None:
+        """`deadline` is how long a flush may take in PostgreSQL, `most_waiting` how many events may wait."""
+        self._pool = pool
+        self._transit = transit
+        self._deadline = deadline
+        self._most_waiting = most_waiting
+        self._gatherings = {
+            Durability.POSTGRES: _Gathering(self._into_postgres),
+            Durability.REDIS: _Gathering(self._into_redis),
+        }
+        self._waiting = self._waiting_bytes = 0
+        self._closing = False
+        self._clock: ClockMap | None = None
+        self._redis_away = False
+        self._health: tuple[Away, ...] = (Away.POSTGRES, Away.REDIS)
+
+    async def accept(self, events: Sequence[Inbound], source: LiveSource) -> Sequence[Answer]:
+        """One answer for each event, in order. Cancelling it disturbs nobody; the events may be accepted or not.
+
+        An accepted event is in PostgreSQL, or with `Durability.REDIS` in Redis. Events of one call reach the
+        routers in their order.
+        """
+        if self._closing:
+            return [Unavailable(Away.CLOSING)] * len(events)
+        sizes = [len(event.payload) + _OVERHEAD for event in events]
+        size = sum(sizes)
+        # A call that is larger than the bound must be possible, too, when nothing else waits.
+        if self._waiting and (
+            self._waiting + len(events) > self._most_waiting
+            or self._waiting_bytes + size > MOST_WAITING_BYTES
+        ):
+            return [Unavailable(Away.BUSY)] * len(events)
+        gathering = self._gatherings[source.durability]
+        loop = asyncio.get_running_loop()
+        calls = [
+            _Call(events[start:stop], source.remember, sum(sizes[start:stop]), loop.create_future())
+            for start, stop in _parts(sizes)
+        ]
+        self._waiting += len(events)
+        self._waiting_bytes += size
+        try:
+            for call in calls:
+                gathering.add(call)
+            if len(calls) == 1:
+                return await calls[0].answers
+            return [answer for call in calls for answer in await call.answers]
+        finally:
+            for call in calls:
+                call.answers.cancel()
+            self._waiting -= len(events)
+            self._waiting_bytes -= size
+
+    async def find(self, source: str, event_id: str) -> Whereabouts | None:
+        """Where this source's event is; None: no such event. Raises `StoreUnavailable`."""
+        return await find(self._pool, self._transit, source, event_id)
+
+    def now(self) -> datetime:
+        """Redis's time, UTC, also while it is away; this machine's until Redis has answered once."""
+        return datetime.now(UTC) if self._clock is None else self._clock.redis(time.monotonic())
+
+    async def look(self) -> tuple[Away, ...]:
+        """See what is away, as `health` says from then on, and what Redis's clock shows. Call it every second."""
+        away = []
+        try:
+            async with asyncio.timeout(self._deadline.total_seconds()), borrow(self._pool) as connection:
+                row = await (await connection.execute(statement("intake/look"))).fetchone()
+                if row is None or not row[0]:
+                    away.append(Away.POSTGRES)
+        except (StoreUnavailable, TimeoutError):
+            away.append(Away.POSTGRES)
+        try:
+            await self._ingest([], [])
+        except StoreFull:
+            away.append(Away.FULL)
+        except StoreUnavailable:
+            away.append(Away.REDIS)
+        self._health = tuple(away)
+        return self._health
+
+    def health(self) -> tuple[Away, ...]:
+        """What was away at the last look; both stores before the first."""
+        return self._health
+
+    async def close(self) -> None:
+        """Accept nothing more and finish what is under way. Pool and transit stay open."""
+        self._closing = True
+        for gathering in self._gatherings.values():
+            await gathering.finish()
+
+    async def _into_redis(self, events: Sequence[Inbound], remember: Sequence[timedelta]) -> Sequence[Answer]:
+        try:
+            return (await self._ingest(events, remember)).answers
+        except StoreFull:
+            return [Unavailable(Away.FULL)] * len(events)
+        except StoreUnavailable:
+            return [Unavailable(Away.REDIS)] * len(events)
+
+    async def _into_postgres(
+        self, events: Sequence[Inbound], remember: Sequence[timedelta]
+    ) -> Sequence[Answer]:
+        if not await self._room():
+            return [Unavailable(Away.FULL)] * len(events)
+        try:
+            async with asyncio.timeout(self._deadline.total_seconds()):
+                known = await self._commit(events)
+        except (StoreUnavailable, TimeoutError) as error:
+            log.info("intake_postgres_away", extra={"fields": {"error": str(error), "events": len(events)}})
+            return [Unavailable(Away.POSTGRES)] * len(events)
+        checkpoint("intake-after-commit")
+        answers = _answers(events, known)
+        fresh = [i for i, answer in enumerate(answers) if _is_fresh(answer)]
+        if fresh and not self._redis_away:
+            try:
+                await self._ingest([events[i] for i in fresh], [remember[i] for i in fresh])
+            except StoreUnavailable as error:
+                # They are committed with their rows in `unrouted`, by which a router's sweep finds them.
+                log.info(
+                    "intake_left_to_sweep", extra={"fields": {"error": str(error), "events": len(fresh)}}
+                )
+        return answers
+
+    async def _room(self) -> bool:
+        """Whether Redis would take more. One that is away refuses nothing: PostgreSQL is the record."""
+        if not self._redis_away:
+            try:
+                await self._ingest([], [])
+            except StoreFull:
+                return False
+            except StoreUnavailable:
+                pass
+        return True
+
+    async def _ingest(self, events: Sequence[Inbound], remember: Sequence[timedelta]) -> Ingested:
+        asked = time.monotonic()
+        try:
+            ingested = await ingest(self._transit, events, remember=remember)
+        except StoreUnavailable as error:
+            # Until somebody has reached it: waiting for its timeout at each flush would stop PostgreSQL's events.
+            self._redis_away = not isinstance(error, StoreFull)
+            raise
+        self._redis_away = False
+        self._clock = (self._clock or ClockMap()).narrowed(
+            asked=asked, answered=time.monotonic(), redis_us=ingested.now_us
+        )
+        return ingested
+
+    async def _commit(self, events: Sequence[Inbound]) -> dict[_Key, _Known | Unstorable]:
+        """What PostgreSQL knows under the events' ids when they are committed as far as they are new."""
+        first: dict[_Key, Inbound] = {}
+        for event in events:
+            first.setdefault((event.event_id, event.source), event)
+        known: dict[_Key, _Known | Unstorable] = {}
+        async with borrow(self._pool) as connection:
+            await connection.set_autocommit(True)
+            try:
+                await _insert(connection, [first[key] for key in sorted(first)], known)
+            finally:
+                if not connection.closed:
+                    await connection.set_autocommit(False)
+            others = [key for key in first if key not in known]
+            if others:
+                await connection.execute(statement("pool/by_key"))
+                cursor = await connection.execute(
+                    statement("intake/known"),
+                    {"event_id": [key[0] for key in others], "source": [key[1] for key in others]},
+                )
+                for source, event_id, body_sha256, trace_id in await cursor.fetchall():
+                    known[event_id, source] = _Known(body_sha256, trace_id, fresh=False)
+        return known
+
+
+async def _insert(
+    connection: AsyncConnection[TupleRow],
+    events: Sequence[Inbound],
+    known: dict[_Key, _Known | Unstorable],
+) -> None:
+    """Put into `known` what was new or is refused. Halves find the one that PostgreSQL does not take.
+
+    In autocommit mode: a statement is its own transaction, and costs one round trip instead of three.
+    """
+    fresh = {
+        (event.event_id, event.source): _Known(event.body_sha256, event.trace_id, fresh=True)
+        for event in events
+    }
+    try:
+        cursor = await connection.execute(statement("intake/accept"), _columns(events))
+        for source, event_id in await cursor.fetchall():
+            known[event_id, source] = fresh[event_id, source]
+    except (psycopg.DataError, ValueError) as error:
+        if len(events) == 1:
+            [event] = events
+            fields = {"trace_id": event.trace_id, "source": event.source, "error": str(error)}
+            log.warning("event_unstorable", extra={"fields": fields})
+            known[event.event_id, event.source] = Unstorable(str(error))
+            return
+        middle = len(events) // 2
+        await _insert(connection, events[:middle], known)
+        await _insert(connection, events[middle:], known)
+
+
+def _columns(events: Sequence[Inbound]) -> dict[str, list[object]]:
+    """The events as `intake/accept` takes them. Raises `MoneyError` for an amount that is not exact."""
+    return {
+        "source": [event.source for event in events],
+        "event_id": [event.event_id for event in events],
+        "event_type": [event.event_type for event in events],
+        "routing_key": [event.routing_key for event in events],
+        "target_uri": [event.target_uri for event in events],
+        "tenant": [event.tenant for event in events],
+        "tags": [msgspec.json.encode(event.tags).decode() if event.tags else None for event in events],
+        "content_type": [event.content_type for event in events],
+        "body": [event.payload for event in events],
+        "body_sha256": [event.body_sha256 for event in events],
+        "trace_id": [event.trace_id for event in events],
+        "created_at": [event.created_at for event in events],
+        "business_date": [event.business_date for event in events],
+        "amount_minor": [_minor(event) for event in events],
+        "currency": [event.currency for event in events],
+        "order_key": [event.order_key for event in events],
+        "version": [event.version for event in events],
+    }
+
+
+def _minor(event: Inbound) -> int | None:
+    if event.amount is None or event.currency is None:
+        return None
+    return to_minor(event.amount, event.currency)
+
+
+def _answers(events: Sequence[Inbound], known: Mapping[_Key, _Known | Unstorable]) -> list[Answer]:
+    """What PostgreSQL knows, as an answer to each event; of one that came twice the first was tried."""
+    answers: list[Answer] = []
+    told = set()
+    for event in events:
+        key = (event.event_id, event.source)
+        match known.get(key):
+            case _Known() as stored if stored.body_sha256 != event.body_sha256:
+                answers.append(Accepted(Verdict.CONFLICT, stored.trace_id))
+            case _Known() as stored:
+                first = stored.fresh and key not in told
+                answers.append(Accepted(Verdict.ACCEPTED if first else Verdict.DUPLICATE, stored.trace_id))
+            case Unstorable() as refused if key not in told:
+                answers.append(refused)
+            case _:
+                answers.append(Unavailable(Away.BUSY))
+        told.add(key)
+    return answers
+
+
+def _is_fresh(answer: Answer) -> bool:
+    return isinstance(answer, Accepted) and answer.verdict is Verdict.ACCEPTED
+
+
+def _answer(call: _Call, answers: Sequence[Answer]) -> None:
+    if not call.answers.done():
+        call.answers.set_result(answers)
+
+
+def _parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where to cut a call so that each part fits a flush: (start, stop), in order."""
+    start = size = 0
+    for i, more in enumerate(sizes):
+        if i > start and (i - start == FLUSH_EVENTS or size + more > FLUSH_BYTES):
+            yield start, i
+            start, size = i, 0
+        size += more
+    if sizes:
+        yield start, len(sizes)
