@@ -14,7 +14,7 @@ help:
 	@echo "make demo    a night of payment orders, end to end, under two minutes"
 	@echo "make test    all tests, on real servers that start by themselves"
 	@echo "make lint    ruff, mypy, the arrow of imports"
-	@echo "make bench   figures beside their references, under twelve minutes"
+	@echo "make bench   figures beside their references, under twenty minutes"
 	@echo "make chaos   twenty kills, and the banks' ledgers still agree"
 	@echo "make lock    requirements.lock anew from pyproject.toml"
 

@@ -4,7 +4,7 @@
 
 `GET /report` answers, per path, how many posts came, the most of them in any sliding second, and the worst
 stall of this process's own loop, without which an arrival says nothing about when the bytes left.
-`GET /reset` forgets all of it.
+`GET /reset` forgets all of it. Posts below `/silent/` are counted and never answered.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class _Http(asyncio.Protocol):
                 if at is None:
                     at = self._arrivals.at[path] = array("d")
                 at.append(time.monotonic())
-                self._transport.write(_OK)
+                if not path.startswith(b"/silent/"):
+                    self._transport.write(_OK)
             else:
                 self._answer(path)
 

@@ -1,6 +1,9 @@
-"""`make bench`: every figure beside its reference from the same run; under twelve minutes on two cores.
+"""`make bench`: every figure beside its reference from the same run; under twenty minutes on two cores.
 
-    python tests/bench/run.py [--only dispatch|pace|load|reconcile] [--rounds N] [--rows N]
+    python tests/bench/run.py [--only PART]... [--rounds N] [--rows N]
+
+The parts: dispatch, pace, load and reconcile for the night; ingest, bulk, live, isolation and same_id for the live
+lane; codecs for the envelope.
 
 Writes bench/results.json and a table. Exits 1 where a figure misses what it must reach.
 """
@@ -23,11 +26,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import dispatch, load, pace, reports
+from tests.bench import bulk, codecs, dispatch, ingest, isolation, live, load, pace, reports, same_id
+from tests.bench.rows import rows_of
 from tests.bench.site import ROOT, Site, site
 
-Row = tuple[str, str, str, str, bool]
-_PARTS = ("dispatch", "pace", "load", "reconcile")
+_PARTS = (
+    "dispatch",
+    "pace",
+    "load",
+    "reconcile",
+    "ingest",
+    "bulk",
+    "live",
+    "isolation",
+    "same_id",
+    "codecs",
+)
 
 
 def main() -> int:
@@ -50,11 +64,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="madeira-bench-") as folder, site(Path(folder)) as place:
         _measure(place, parts, results, rounds=asked.rounds, rows=asked.rows)
     results["seconds"] = round(time.monotonic() - started)
+    results["parts_at"] = dict.fromkeys(parts, results["at"])
     target = ROOT / "bench" / "results.json"
     target.parent.mkdir(exist_ok=True)
     if target.exists():
         # What was not asked for this time stays from the run before, with the time of that run.
-        results = {**json.loads(target.read_text()), **results}
+        before = json.loads(target.read_text())
+        results = {**before, **results, "parts_at": {**before.get("parts_at", {}), **results["parts_at"]}}
     target.write_text(json.dumps(results, indent=2) + "\n")
     return _show(results, parts)
 
@@ -69,6 +85,18 @@ def _measure(place: Site, parts: list[str], results: dict[str, Any], *, rounds: 
                 results[part] = [asdict(pace.measure(place, qps)) for qps in (2, 50, 300, 1000)]
             case "load":
                 results[part] = asdict(load.measure(place, rows=rows))
+            case "ingest":
+                results[part] = [asdict(each) for each in ingest.measure(place, rounds=rounds)]
+            case "bulk":
+                results[part] = asdict(bulk.measure(place, rounds=rounds))
+            case "live":
+                results[part] = asdict(live.measure(place))
+            case "isolation":
+                results[part] = asdict(isolation.measure(place))
+            case "same_id":
+                results[part] = [asdict(each) for each in same_id.measure(place)]
+            case "codecs":
+                results[part] = [asdict(each) for each in codecs.measure()]
             case _:
                 results[part] = asdict(reports.measure(place, items=rows))
 
@@ -78,7 +106,7 @@ def _show(results: dict[str, Any], parts: list[str]) -> int:
     for column in ("figure", "measured", "reference in the same run", "must reach"):
         table.add_column(column)
     missed = 0
-    for figure, measured, reference, must, reached in _rows(results, parts):
+    for figure, measured, reference, must, reached in rows_of(results, parts):
         missed += not reached
         table.add_row(
             figure,
@@ -89,68 +117,6 @@ def _show(results: dict[str, Any], parts: list[str]) -> int:
         )
     Console(width=None if sys.stdout.isatty() else 150).print(table)
     return int(missed > 0)
-
-
-def _rows(results: dict[str, Any], parts: list[str]) -> list[Row]:
-    rows: list[Row] = []
-    if "dispatch" in parts:
-        d = results["dispatch"]
-        rows.append(
-            ("dispatch_vs_bare", f"{d['ratio']:.2f} ({d['per_second']:,.0f}/s, settled and journalled)",
-             f"bare aiohttp {d['bare_per_second']:,.0f}/s; receiver: {d['receiver']}", "≥ 0.50", d["ratio"] >= 0.5)
-        )  # fmt: skip
-        rows.append(
-            ("CPU per 1,000 deliveries", f"{d['cpu_s_per_1000']:.3f} s, RSS {d['worker_rss_mib']:.0f} MiB",
-             f"bare aiohttp {d['bare_cpu_s_per_1000']:.3f} s", "reported", True)
-        )  # fmt: skip
-    if "pace" in parts:
-        rows += [_pace_row(p) for p in results["pace"]]
-    if "load" in parts:
-        o = results["load"]
-        rows.append(
-            ("load_rows_per_s", f"{o['rows_per_second']:,.0f}/s for {o['rows']:,} rows, ratio {o['ratio']:.2f}",
-             f"plain COPY out and in {o['copy_rows_per_second']:,.0f}/s", "≥ 0.10", o["ratio"] >= 0.10)
-        )  # fmt: skip
-        rows.append(
-            (
-                "loader's peak RSS",
-                f"{o['loader_peak_rss_mib']:.0f} MiB",
-                "",
-                "≤ 300 MiB",
-                o["loader_peak_rss_mib"] <= 300,
-            )
-        )
-        rows.append(
-            ("Redis during the feed", f"{o['redis_peak_mib']:.0f} MiB, {o['redis_most_entries']:,} entries in a lane",
-             "high-water mark 50,000", "bounded", o["redis_most_entries"] <= 50_000)
-        )  # fmt: skip
-    if "reconcile" in parts:
-        r = results["reconcile"]
-        rows.append(
-            ("reconcile_seconds", f"{r['seconds']:.1f} s for {r['items']:,} items, ratio {r['ratio']:.1f}",
-             f"plain COPY of the items {r['copy_seconds']:.1f} s", "≤ 25", r["ratio"] <= 25)
-        )  # fmt: skip
-        rows.append(
-            (
-                "reconcile's peak RSS",
-                f"{r['peak_rss_mib']:.0f} MiB",
-                "",
-                "≤ 600 MiB",
-                r["peak_rss_mib"] <= 600,
-            )
-        )
-    return rows
-
-
-def _pace_row(p: dict[str, Any]) -> Row:
-    stall = f"its worst stall {p['receiver_worst_stall_ms']:.0f} ms"
-    return (
-        f"pace Q = {p['qps']}, {p['workers']} workers",
-        f"most in a second {p['worker_max_per_second']}, used {p['used']:.4f}",
-        f"at the receiver {p['receiver_max_per_second']} ({stall})",
-        f"≤ {p['qps']}, ≥ 0.98 used",
-        p["worker_over_qps"] <= 1 and p["used"] >= 0.98,
-    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from tests.servers import sibling
 ROOT = Path(__file__).resolve().parents[2]
 BUSINESS_DATE = "2026-01-15"
 KEY = "bench-signing-key"
+DURABILITIES = ("redis", "postgres")
 
 _JOB = """
 [[jobs]]
@@ -39,21 +41,57 @@ currency = "CZK"
 """
 _PARTNER = """
 [partners.{name}]
-endpoint = "http://127.0.0.1:{port}/{name}"
+endpoint = "http://127.0.0.1:{port}/{path}"
 qps = {qps}
 max_in_flight = {max_in_flight}
 signing_key_env = "BENCH_KEY"
 allow_private = true
 """
+_SILENT = """\
+timeout = "1s"
+max_attempts = 1
+"""
+_SOURCE = """
+[sources.{durability}]
+key_env = ["BENCH_SOURCE_KEY"]
+durability = "{durability}"
+rate = 1_000_000
+max_body = 262_144
+"""
+_ROUTE = """
+[[routes]]
+to = ["{routing_key}"]
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A partner of the bench: its name is the letter Q and its rate, or `P`."""
+    """A partner of the bench: its name is the letter Q and its rate, or `P`; a `silent` one never answers."""
 
     name: str
     qps: int
     max_in_flight: int = 100
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A `madeira serve` that listens on `port`."""
+
+    port: int
+    process: psutil.Process
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the senders saw. `answers` counts events by status and word, `202 accepted` for one."""
+
+    seconds: float
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_share: float
+    answers: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +115,7 @@ class Site:
             "MADEIRA_LOG": "WARNING",
             "BENCH_DSN": self.source_url,
             "BENCH_KEY": KEY,
+            "BENCH_SOURCE_KEY": KEY,
         }
 
     @property
@@ -85,12 +124,20 @@ class Site:
         return sibling(self.database_url, "accounting")
 
     def write_jobs(self, rates: Sequence[Rate]) -> None:
-        """The jobs file and its query."""
+        """The jobs file and its query: a batch's, and two sources of live events named by their durability."""
         partners = [
-            _PARTNER.format(name=r.name, port=self.receiver, qps=r.qps, max_in_flight=r.max_in_flight)
+            _PARTNER.format(
+                name=r.name,
+                path=f"silent/{r.name}" if r.silent else r.name,
+                port=self.receiver,
+                qps=r.qps,
+                max_in_flight=r.max_in_flight,
+            )
+            + (_SILENT if r.silent else "")
             for r in rates
         ]
-        (self.folder / "jobs.toml").write_text(_JOB.format() + "".join(partners))
+        sources = [_SOURCE.format(durability=durability) for durability in DURABILITIES]
+        (self.folder / "jobs.toml").write_text(_JOB.format() + "".join([*sources, _ROUTE, *partners]))
         (self.folder / "bench.sql").write_text("SELECT * FROM orders ORDER BY order_id")
 
     def fill(self, rows: Mapping[str, int], *, size: int = 0) -> None:
@@ -128,6 +175,50 @@ class Site:
                 stderr=log,
             )
 
+    @contextmanager
+    def serve(self) -> Iterator[Serving]:
+        """One process of `madeira serve` that is ready."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        process = self.madeira("serve", "--listen", f"127.0.0.1:{port}")
+        try:
+
+            def ready() -> bool:
+                if process.poll() is not None:
+                    raise RuntimeError(f"serve ended with {process.returncode}, see {self.folder}/serve.log")
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                        return True
+                except OSError:
+                    return False
+
+            wait_until(ready, seconds=30)
+            yield Serving(port, psutil.Process(process.pid))
+        finally:
+            end(process)
+
+    def send(self, port: int, *arguments: str | int) -> Sent:
+        """Post events to `port` from a process of its own, see senders.py."""
+        with self.sending(port, *arguments) as process:
+            said, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"the senders ended with {process.returncode}")
+        return Sent(**json.loads(said))
+
+    @contextmanager
+    def sending(self, port: int, *arguments: str | int) -> Iterator[subprocess.Popen[bytes]]:
+        """The same, while something else is done."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.senders", "--port", str(port), *map(str, arguments)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            end(process)
+
     def run(self, *arguments: str) -> str:
         """Run a Madeira command to its end; returns what it printed. Raises for a failing one."""
         done = subprocess.run(
@@ -150,7 +241,7 @@ class Site:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             connection.execute(
                 "TRUNCATE event, delivery, delivery_log, batch, batch_total, batch_partner, business_day_run,"
-                " outcome_offset, worker, report_run RESTART IDENTITY CASCADE"
+                " outcome_offset, worker, report_run, unrouted, reshaped, conflict RESTART IDENTITY CASCADE"
             )
             connection.execute("UPDATE generation SET number = 0, state = 'open', run_id = '', suspects = ''")
         self.redis_command("FLUSHALL")
