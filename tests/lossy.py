@@ -1,0 +1,74 @@
+"""A way to a server on which an answer can get lost: what was asked is carried out, and nobody hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Lossy:
+    """A port on this machine that leads to a server; `url` is the server's by this way."""
+
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
+        self._lines: set[asyncio.Task[None]] = set()
+        self._losing = False
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        lines = list(self._lines)
+        for line in lines:
+            line.cancel()
+        await asyncio.gather(*lines, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        """The server's URL with this port."""
+        assert self._server is not None
+        credentials, at, _ = self._target.netloc.rpartition("@")
+        port = self._server.sockets[0].getsockname()[1]
+        return urlunsplit(self._target._replace(netloc=f"{credentials}{at}127.0.0.1:{port}"))
+
+    def lose_next_answer(self) -> None:
+        """The next thing that the server says is dropped, and its connection is cut."""
+        self._losing = True
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = asyncio.create_task(self._line(reader, writer))
+        self._lines.add(line)
+        line.add_done_callback(self._lines.discard)
+
+    async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there = await asyncio.open_connection(self._target.hostname, self._target.port)
+        ways = {
+            asyncio.create_task(self._carry(reader, there, answers=False)),
+            asyncio.create_task(self._carry(there_reader, writer, answers=True)),
+        }
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in (writer, there):
+                end.transport.abort()
+                with suppress(OSError):
+                    await end.wait_closed()
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            if answers and self._losing:
+                self._losing = False
+                return
+            writer.write(data)
+            await writer.drain()
