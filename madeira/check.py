@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
+from madeira.routes import idle_sources, shadowed
 from madeira.settings import Settings
 from pipelines.job import Job
 from sinks.migrate import newest, require_current
@@ -59,16 +60,26 @@ def check(settings: Settings, *, database_url: str | None, redis_url: str | None
 def configuration(settings: Settings) -> Report:
     """What the file says, looked at without any server."""
     warnings = list(settings.warnings)
-    if not settings.jobs:
-        warnings.append(f"{settings.config} has no job, so nothing is ever due: write one under [[jobs]]")
+    if not settings.jobs and not settings.sources:
+        warnings.append(
+            f"{settings.config} has no job and no source, so nothing is ever sent: write [[jobs]] or [sources.…]"
+        )
     for scheduled in settings.jobs:
         warnings += _unnamed_columns(scheduled.job)
     for partner in settings.partners.values():
         warnings += _partner_warnings(partner)
+    warnings += _route_warnings(settings)
     rate = sum(partner.qps for partner in settings.partners.values())
     jobs, partners = _counted(len(settings.jobs), "job"), _counted(len(settings.partners), "partner")
     fact = f"{settings.config}: {jobs}, {partners}, {rate} sends a second agreed over all"
-    return Report(warnings=tuple(warnings), facts=(fact,))
+    facts = [fact]
+    if settings.sources or settings.routes:
+        sources, routes = (
+            _counted(len(settings.sources), "source"),
+            _counted(len(settings.routes), "route"),
+        )
+        facts.append(f"live events: {sources}, {routes}")
+    return Report(warnings=tuple(warnings), facts=tuple(facts))
 
 
 def database(url: str) -> Report:
@@ -164,6 +175,22 @@ def _transit_warnings(facts: ServerFacts) -> Iterator[str]:
 def _partner_warnings(partner: Partner) -> Iterator[str]:
     if partner.endpoint.startswith("http://") and not partner.allow_private:
         yield f"partners.{partner.name}.endpoint is http, which anybody on the way can read: use https"
+
+
+def _route_warnings(settings: Settings) -> Iterator[str]:
+    if settings.routes and not settings.sources:
+        yield "[[routes]] are there but no source, so nobody may post: write [sources.…] with key_env"
+    tenants = {source.name: source.tenant for source in settings.sources.values()}
+    for name in idle_sources(tenants, settings.routes):
+        yield (
+            f"sources.{name}: no route takes its events, so all are unroutable: "
+            f'write [[routes]] with source = "{name}"'
+        )
+    for route, partner, earlier in shadowed(settings.routes):
+        yield (
+            f"route {route.name} never sends to {partner}: route {earlier.name} before it takes the same events "
+            "there: remove one, or put the narrower one first"
+        )
 
 
 def _unnamed_columns(job: Job) -> Iterator[str]:

@@ -84,10 +84,15 @@ class Settings:
         )
 
 
+def config_path(environ: Mapping[str, str]) -> Path:
+    """The configuration file that the environment names."""
+    return Path(environ.get("MADEIRA_CONFIG") or "jobs.toml")
+
+
 def load(environ: Mapping[str, str]) -> Settings:
     """Read the environment and the file it names. Raises ConfigurationError with every mistake in both."""
     mistakes = list(_environment_mistakes(environ))
-    config = Path(environ.get("MADEIRA_CONFIG") or "jobs.toml")
+    config = config_path(environ)
     configuration = None
     try:
         text = _read(config)

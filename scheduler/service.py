@@ -1,8 +1,8 @@
 """Wakes when a job is due. APScheduler only wakes; the ledger says which business dates are owed.
 
-Each `[[jobs]]` is one APScheduler job in a memory store. Its trigger is our own calendar, since CronTrigger
-drops and doubles runs around a change of the clocks, and a beat four times a minute, by which runs are resumed
-whose process was killed.
+Each `[[jobs]]` is one APScheduler job in a memory store; a new list of them is adopted while it runs. Its
+trigger is our own calendar, since CronTrigger drops and doubles runs around a change of the clocks, and a beat
+four times a minute, by which runs are resumed whose process was killed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 BEAT = timedelta(seconds=15)
 """Longest time between two looks at the ledger."""
 
+_MOST_AT_ONCE = 256
+"""Jobs that run at the same time; a thread begins only when one does, so a high number costs nothing."""
+
 
 class Scheduler:
     """The steps: which runs are owed, and running them.
@@ -52,6 +55,10 @@ class Scheduler:
         self._owner = owner
         self._run = run
         self._now = now
+
+    def adopt(self, jobs: Sequence[ScheduledJob]) -> None:
+        """Go by these jobs from now on. A run under way ends as it began; what it is followed by goes by these."""
+        self.jobs = tuple(jobs)
 
     def owed(self, scheduled: ScheduledJob) -> tuple[date, ...]:
         """Business dates to run now, oldest first: those that are due and those whose holder died.
@@ -97,8 +104,8 @@ class Scheduler:
     def _run_owed(self, scheduled: ScheduledJob) -> list[Fired]:
         fired: list[Fired] = []
         for business_date in self.owed(scheduled):
-            if self.stopping.is_set():
-                break
+            if self.stopping.is_set() or scheduled not in self.jobs:
+                break  # the next look goes by the job as it is now
             result = self._fire(scheduled, business_date, by_hand=False)
             if isinstance(result, Fired):
                 fired.append(result)
@@ -134,24 +141,41 @@ class Service:
         self._apscheduler = BackgroundScheduler(
             timezone=UTC,
             logger=quiet,
-            executors={"default": ThreadPoolExecutor(max(1, len(scheduler.jobs)))},
+            executors={"default": ThreadPoolExecutor(max(_MOST_AT_ONCE, len(scheduler.jobs)))},
         )
         for scheduled in scheduler.jobs:
-            self._apscheduler.add_job(
-                self._look,
-                Wake(scheduled),
-                args=[scheduled.job.id],
-                id=scheduled.job.id,
-                coalesce=True,
-                misfire_grace_time=None,
-                max_instances=1,
-            )
+            self._wake(scheduled)
 
     def start(self) -> None:
         """Begin to wake; returns at once."""
         started = datetime.now(UTC)
         self._looked = {scheduled.job.id: started for scheduled in self._scheduler.jobs}
         self._apscheduler.start()
+
+    def adopt(self, jobs: Sequence[ScheduledJob]) -> None:
+        """Go by these jobs from now on: new and changed ones are looked at once, removed ones no more."""
+        before = {scheduled.job.id: scheduled for scheduled in self._scheduler.jobs}
+        after = {scheduled.job.id: scheduled for scheduled in jobs}
+        added = [job_id for job_id in after if job_id not in before]
+        removed = [job_id for job_id in before if job_id not in after]
+        changed = [job_id for job_id in after if job_id in before and after[job_id] != before[job_id]]
+        if not (added or removed or changed):
+            return
+        # First the steps, so that a look that comes between knows the job as it is now.
+        self._scheduler.adopt(jobs)
+        with self._lock:
+            for job_id in removed:
+                self._looked.pop(job_id, None)
+            for job_id in added:
+                self._looked[job_id] = datetime.now(UTC)
+        for job_id in removed:
+            self._apscheduler.remove_job(job_id)
+        for job_id in added:
+            self._wake(after[job_id])
+        for job_id in changed:
+            self._apscheduler.reschedule_job(job_id, trigger=Wake(after[job_id]))
+        fields = {"added": added, "removed": removed, "changed": changed}
+        log.info("schedule_changed", extra={"fields": fields})
 
     def stop(self, *, wait: bool = True) -> None:
         """No further run begins; with `wait`, returns when the one that is running has ended."""
@@ -168,6 +192,17 @@ class Service:
                 if job_id not in self._running and now - looked > after
             )
 
+    def _wake(self, scheduled: ScheduledJob) -> None:
+        self._apscheduler.add_job(
+            self._look,
+            Wake(scheduled),
+            args=[scheduled.job.id],
+            id=scheduled.job.id,
+            coalesce=True,
+            misfire_grace_time=None,
+            max_instances=1,
+        )
+
     def _look(self, job_id: str) -> None:
         with self._lock:
             self._running.add(job_id)
@@ -178,7 +213,8 @@ class Service:
         finally:
             with self._lock:
                 self._running.discard(job_id)
-                self._looked[job_id] = datetime.now(UTC)
+                if job_id in self._looked:  # else it was removed while it ran, and nobody looks at it again
+                    self._looked[job_id] = datetime.now(UTC)
 
 
 class Wake(BaseTrigger):  # type: ignore[misc] # APScheduler ships no types

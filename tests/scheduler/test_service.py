@@ -200,6 +200,79 @@ def test_the_service_looks_at_once_and_waits_for_its_run_to_end(night: Night) ->
     assert service.stuck(datetime.now(UTC) + timedelta(hours=1)) == (JOB.job.id,)
 
 
+def test_a_new_list_of_jobs_is_gone_by_from_the_next_look(night: Night) -> None:
+    """A job that is new begins, one that is gone is owed no more, and an earlier start is due at once."""
+    one = night.scheduler("one")
+    later = replace(JOB, schedule=replace(JOB.schedule, start=time(23, 0)))
+    one.adopt((later,))
+    assert one.run_due() == []
+    refunds = replace(JOB, job=replace(JOB.job, id="refunds"))
+    one.adopt((refunds,))
+    assert [(fired.job, fired.business_date) for fired in one.run_due()] == [("refunds", MONDAY)]
+    one.adopt((JOB, refunds))
+    assert [fired.job for fired in one.run_due()] == [JOB.job.id]
+
+
+def test_nights_that_are_caught_up_go_by_the_job_as_it_is_by_then(night: Night) -> None:
+    """The run under way ends as it began; the next ones are those of the changed job, and of none that is gone."""
+    night.scheduler("one").owed(JOB)
+    night.now += timedelta(days=3)
+    changed = replace(JOB, job=replace(JOB.job, query="SELECT 2 AS id"))
+    queries = []
+
+    def run(job: Job, business_date: date) -> Ran:
+        queries.append(job.query)
+        if len(queries) == 1:
+            two.adopt((changed,))
+        elif len(queries) == 3:
+            two.adopt(())
+        return Ran(End.DONE)
+
+    two = night.scheduler("two", run)
+    assert len(two.run_due()) == 1
+    assert len(two.run_due()) == 2
+    assert two.run_due() == []
+    assert queries == ["SELECT 1 AS id", "SELECT 2 AS id", "SELECT 2 AS id"]
+
+
+def test_a_running_service_takes_jobs_that_come_and_leaves_those_that_go(night: Night) -> None:
+    """What is new or changed is looked at without a restart; a run of a removed job ends and is missed by nobody."""
+    ran: dict[str, Event] = {"SELECT 1": Event(), "SELECT 2": Event(), "SELECT 3": Event()}
+    may_end, ended = Event(), Event()
+
+    def run(job: Job, business_date: date) -> Ran:
+        ran[job.query].set()
+        if job.query == "SELECT 1":
+            assert may_end.wait(30)
+            ended.set()
+        return Ran(End.DONE)
+
+    def job(job_id: str, query: str, *, start: time = JOB.schedule.start) -> ScheduledJob:
+        return ScheduledJob(
+            job=replace(JOB.job, id=job_id, query=query), schedule=replace(JOB.schedule, start=start)
+        )
+
+    first, not_yet = job("first", "SELECT 1"), job("second", "SELECT 2", start=time(23, 0))
+    scheduler = Scheduler(
+        jobs=(first, not_yet), connect=lambda: psycopg.connect(night.database_url), owner="one", run=run,
+        now=lambda: night.now,
+    )  # fmt: skip
+    service = Service(scheduler)
+    service.start()
+    try:
+        assert ran["SELECT 1"].wait(30)
+        service.adopt((job("second", "SELECT 2"), job("third", "SELECT 3")))
+        assert ran["SELECT 2"].wait(30)
+        assert ran["SELECT 3"].wait(30)
+        assert not ended.is_set()
+        may_end.set()
+    finally:
+        may_end.set()
+        service.stop()
+    assert ended.is_set()
+    assert set(service.stuck(datetime.now(UTC) + timedelta(hours=1))) == {"second", "third"}
+
+
 def test_the_service_wakes_at_each_fire_time_and_at_beats_between() -> None:
     """Over the night on which half past two does not exist, too; each wake lies after the one before."""
     spring = replace(JOB, schedule=replace(JOB.schedule, start=time(2, 30), calendar=Calendar.ALL))
