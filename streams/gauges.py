@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
+import msgspec
 from redis.asyncio import Redis
 
 from streams.connection import reached
+from streams.envelope import Lane, decode
 from streams.keys import PartnerKeys
 from streams.transit import Transit
+
+_AT_ONCE = 50
+_HEADS = 8
+"""Lanes of a partner whose first entries are looked at; an entry may be a quarter of a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,53 @@ async def gauge(transit: Transit, keys: PartnerKeys) -> Gauge:
         outcomes=depths[-1],
         dead=dead,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A partner's deliveries in lanes, delays and hands, and when the oldest of what stands first was accepted."""
+
+    live: int
+    batch: int
+    oldest_live: datetime | None
+    oldest_batch: datetime | None
+
+
+async def waiting(transit: Transit, partners: Sequence[PartnerKeys]) -> tuple[Waiting, ...]:
+    """What waits for each partner, cheaply: two round trips for 50 of them. Raises `StoreUnavailable`."""
+    found: list[Waiting] = []
+    for i in range(0, len(partners), _AT_ONCE):
+        found += await _waiting(transit, partners[i : i + _AT_ONCE])
+    return tuple(found)
+
+
+async def _waiting(transit: Transit, partners: Sequence[PartnerKeys]) -> list[Waiting]:
+    with reached():
+        first = transit.redis.pipeline(transaction=False)
+        for keys in partners:
+            first.hmget(keys.pace, "live", "batch")
+            first.zrange(keys.lanes, 0, _HEADS - 1)
+            first.zrange(keys.delays, 0, -1)
+        answers = await first.execute()
+        counts, lanes, delays = answers[0::3], answers[1::3], answers[2::3]
+        second = transit.redis.pipeline(transaction=False)
+        for keys, names, seconds in zip(partners, lanes, delays, strict=True):
+            for name in names:
+                second.xrange(keys.lane(name.decode()), count=1)
+            for each in seconds:
+                second.xrange(keys.delay(int(each)), count=1)
+        heads = iter(await second.execute())
+    found = []
+    for (live, batch), names, seconds in zip(counts, lanes, delays, strict=True):
+        oldest: dict[Lane, datetime] = {}
+        for _ in range(len(names) + len(seconds)):
+            for _, fields in next(heads):
+                with suppress(msgspec.MsgspecError):  # of a version that this one cannot read
+                    envelope = decode(fields[b"e"])
+                    known = oldest.get(envelope.lane, envelope.created_at)
+                    oldest[envelope.lane] = min(known, envelope.created_at)
+        found.append(Waiting(int(live or 0), int(batch or 0), oldest.get(Lane.LIVE), oldest.get(Lane.BATCH)))
+    return found
 
 
 async def now_us(redis: Redis) -> int:
