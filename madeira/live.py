@@ -10,8 +10,7 @@ import re
 from difflib import get_close_matches
 
 from madeira.values import endpoint
-from pipelines.route import BY_ROUTING_KEY
-from sinks.classify import check_expression
+from pipelines.route import BY_ROUTING_KEY, check_body, check_target
 from streams.envelope import NAME
 
 MOST_TAGS = 16
@@ -102,7 +101,7 @@ def hosts(value: object) -> tuple[str, ...]:
 def expression(value: str) -> str:
     """A JMESPath expression that makes a body."""
     try:
-        check_expression(value)
+        check_body(value)
     except ValueError as error:
         raise ValueError(
             f"must be a JMESPath expression, like {{order: id, total: amount}}, is {value[:80]!r} ({error})"
@@ -128,6 +127,7 @@ def template(value: str) -> str:
     if len(value) > _LONGEST_ADDRESS:
         raise ValueError(f"must be at most {_LONGEST_ADDRESS} characters, has {len(value)}")
     endpoint(sample(value))
+    check_target(value)
     return value
 
 
