@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
-from sinks.address import AddressRefused, guarded_socket, refusal
+from sinks.address import AddressRefused, guarded_socket, refusal, target_refusal
+from sinks.partner import Partner
 
 PUBLIC = ["8.8.8.8", "193.85.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 PRIVATE = [
@@ -55,3 +57,87 @@ def test_no_socket_to_a_refused_address() -> None:
         guarded_socket(allow_private=False)(info)
     with guarded_socket(allow_private=True)(info) as made:
         assert made.family == socket.AF_INET
+
+
+PARTNER = Partner(
+    name="AB",
+    endpoint="https://ab.example/in",
+    qps=5,
+    allowed_hosts=("alt.example:8443", "third.example", "[2001:db8::1]"),
+)
+PRIVATE_PARTNER = Partner(
+    name="AB",
+    endpoint="http://10.0.0.1:8080/in",
+    qps=5,
+    allowed_hosts=("10.0.0.2:81", "ten.example"),
+    allow_private=True,
+)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ab.example/other?x=1",
+        "https://AB.Example:443/",
+        "HTTPS://ab.example",
+        "https://alt.example:8443/x",
+        "https://third.example/x",
+        "https://third.example:443/x",
+        "https://[2001:db8::1]/x",
+        "https://ab.example/@evil.example/",
+        "https://ab.example?@evil.example",
+    ],
+)
+def test_a_target_within_the_partners_hosts(uri: str) -> None:
+    """The endpoint's own host with any path, and the allowed ones at the port that stands there."""
+    assert target_refusal(uri, PARTNER) is None
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://ab.example/in",
+        "https://ab.example:8443/in",
+        "https://ab.example./in",
+        "https://sub.ab.example/in",
+        "https://ab.example.evil.example/in",
+        "https://alt.example/x",
+        "https://alt.example:443/x",
+        "https://third.example:8443/x",
+        "http://third.example/x",
+        "http://third.example:443/x",
+        "https://ab.example@evil.example/in",
+        "https://ab.example:443@evil.example/in",
+        "https://evil.example\\@ab.example/in",
+        "https://evil.example\\.ab.example/in",
+        "https://evil.example#@ab.example/in",
+        "https://evil.example/https://ab.example/in",
+        "https://ab%2eexample/in",
+        "https://ab.example%00.evil.example/in",
+        "https:///ab.example/in",
+        "https:ab.example/in",
+        "//ab.example/in",
+        "/in",
+        "https://ab.example:/in\r\nX: 1",
+        "https://ab.example/in x",
+        "https://[::ffff:1.2.3.4]/",
+        "https://ab.example:99999/",
+        "https://аb.example/in",
+        "ftp://ab.example/in",
+        "",
+    ],
+)
+def test_a_target_elsewhere(uri: str) -> None:
+    """Any other host, port or scheme, and every spelling that two readers could take for two hosts, is refused."""
+    assert target_refusal(uri, PARTNER) is not None
+
+
+def test_a_private_partner_may_use_http() -> None:
+    """Where a private partner's own endpoint is http its allowed hosts may be, too; nobody else's."""
+    assert target_refusal("http://10.0.0.1:8080/x", PRIVATE_PARTNER) is None
+    assert target_refusal("http://10.0.0.2:81/x", PRIVATE_PARTNER) is None
+    assert target_refusal("http://ten.example/x", PRIVATE_PARTNER) is None
+    assert target_refusal("https://ten.example/x", PRIVATE_PARTNER) is None
+    assert target_refusal("http://10.0.0.1/x", PRIVATE_PARTNER) is not None
+    public = replace(PRIVATE_PARTNER, allow_private=False)
+    assert target_refusal("http://ten.example/x", public) == "target_uri must be https"

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 from madeira.banks import Bank, Hostile
 from sinks.address import check_endpoint
 from sinks.answer import Answer, Failed, SlotMissed, Stage
+from sinks.classify import classify
 from sinks.partner import Partner, SignatureScheme
 from sinks.webhook import BODY_LIMIT, Webhook, check_headers
+from streams.delivery import Dead
 from tests.partner import BODY, TRACE_ID, attempt, banks, envelope, partner, silent
 
 SHORT = timedelta(milliseconds=150)
@@ -384,3 +387,51 @@ async def test_changed_partner_is_used_at_once(webhook: Webhook, tmp_path: Path)
         new = partner(received.endpoint("AB"), signing_keys=(b"new",))
         statuses = [await webhook.send(attempt(to)) for to in (old, new)]
     assert [result.status for result in statuses if isinstance(result, Answer)] == [401, 200]
+
+
+async def test_what_was_reloaded_holds_from_the_next_send(webhook: Webhook, tmp_path: Path) -> None:
+    """A changed endpoint, header, key, timeout or allowed host takes effect on the next send to the partner."""
+    async with (
+        banks(
+            tmp_path, AB=Bank(secret="k"), CD=Bank(secret="k", status=401), EF=Bank(hostile="never")
+        ) as received,
+    ):
+        first = partner(received.endpoint("CD"), signing_keys=(b"k",), timeout=timedelta(minutes=1))
+        moved = replace(first, endpoint=received.endpoint("AB"))
+        keyed = replace(moved, signing_keys=(b"other",))
+        headed = replace(moved, headers=(("Expect-Nothing", "1"),))
+        hasty = replace(first, endpoint=received.endpoint("EF"), timeout=SHORT)
+        results = [await webhook.send(attempt(to)) for to in (first, moved, keyed, headed, hasty, moved)]
+    told = [result.status if isinstance(result, Answer) else result for result in results]
+    assert told[:4] == [401, 200, 401, 200]
+    assert isinstance(results[4], Failed)
+    assert results[4].stage is Stage.TIMEOUT
+    assert told[5] == 200
+
+
+async def test_target_uri_is_asked_again_at_the_send(webhook: Webhook, tmp_path: Path) -> None:
+    """An address that the partner no longer has is not sent to: nothing left, dead, and the reason says why."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    async with banks(tmp_path) as ours, banks(elsewhere) as others:
+        event = envelope(target_uri=others.endpoint("AB"))
+        host = others.endpoint("AB").split("/")[2]
+        to = partner(ours.endpoint("AB"), allowed_hosts=(host,))
+        assert isinstance(await webhook.send(attempt(to, event=event)), Answer)
+        refused = await webhook.send(attempt(replace(to, allowed_hosts=()), event=event, number=2))
+        assert isinstance(refused, Failed)
+        assert (refused.stage, refused.may_have_arrived, refused.sent_at) == (Stage.REQUEST, False, None)
+        outcome = classify(refused, to, earlier_may_have_arrived=False)
+        assert isinstance(outcome, Dead)
+        assert "allowed_hosts" in outcome.reason
+        assert len(others.entries()) == 1
+        assert ours.entries() == []
+
+
+async def test_target_uri_of_the_own_host(webhook: Webhook, tmp_path: Path) -> None:
+    """Another path of the endpoint's own host needs no word of the partner, and is where the request goes."""
+    async with banks(tmp_path) as received:
+        to = partner(received.endpoint("AB"))
+        event = envelope(target_uri=received.endpoint("CD"))
+        assert isinstance(await webhook.send(attempt(to, event=event)), Answer)
+        assert [entry.bank for entry in received.entries()] == ["CD"]
