@@ -14,6 +14,7 @@ from madeira.embedded_server import free_port
 from madeira.embedded_valkey import PrivateValkey
 from madeira.settings import Settings, load
 from pipelines.job import Job
+from pipelines.route import Route
 from streams.server import ServerFacts
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,9 @@ FINE = ServerFacts(
 @pytest.fixture
 def shipped() -> Settings:
     """The settings of the shipped jobs.toml with its secrets set."""
-    return load({"MADEIRA_CONFIG": str(ROOT / "jobs.toml"), "BANKS_KEY": "k", "ACCOUNTING_DSN": "x"})
+    return load(
+        {"MADEIRA_CONFIG": str(ROOT / "jobs.toml"), "BANKS_KEY": "k", "ACCOUNTING_DSN": "x", "SHOP_KEY": "k"}
+    )
 
 
 def test_the_shipped_configuration_on_good_servers_is_fine(
@@ -44,8 +47,9 @@ def test_the_shipped_configuration_on_good_servers_is_fine(
     assert report.errors == ()
     assert report.ok
     assert "1 job, 13 partners, 470 sends a second" in report.facts[0]
-    assert report.facts[1].startswith("PostgreSQL ")
-    assert "MiB used" in report.facts[2]
+    assert report.facts[1] == "live events: 1 source, 1 route"
+    assert report.facts[2].startswith("PostgreSQL ")
+    assert "MiB used" in report.facts[3]
     assert configuration(shipped).warnings == ()
 
 
@@ -53,7 +57,7 @@ def test_secrets_that_are_not_set_are_warnings() -> None:
     """The report stays fine."""
     report = configuration(load({"MADEIRA_CONFIG": str(ROOT / "jobs.toml")}))
     assert report.ok
-    assert [line.split(" ")[0] for line in report.warnings] == ["BANKS_KEY", "ACCOUNTING_DSN"]
+    assert [line.split(" ")[0] for line in report.warnings] == ["BANKS_KEY", "ACCOUNTING_DSN", "SHOP_KEY"]
 
 
 def test_columns_that_the_query_does_not_name_are_warnings(shipped: Settings) -> None:
@@ -75,9 +79,61 @@ def test_columns_that_the_query_does_not_name_are_warnings(shipped: Settings) ->
     assert said(replace(job, partner="bank", query="SELECT * FROM t")) == []
 
 
-def test_a_file_without_a_job_is_a_warning(shipped: Settings) -> None:
-    """It is legal, and hardly meant."""
-    assert "has no job" in configuration(replace(shipped, jobs=())).warnings[0]
+def test_a_file_without_a_job_and_a_source_is_a_warning(shipped: Settings) -> None:
+    """It is legal, and hardly meant; either of them is enough."""
+    empty = replace(shipped, jobs=(), sources={}, routes=())
+    assert "has no job and no source" in configuration(empty).warnings[0]
+    assert configuration(replace(shipped, jobs=())).warnings == ()
+    assert configuration(replace(shipped, sources={}, routes=())).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ((), ["sources.shop:"]),
+        ((Route(name="a", to=("AB",), sources=("other",)),), ["sources.shop:"]),
+        ((Route(name="a", to=("AB",), tenant="north"),), ["sources.shop:"]),
+        ((Route(name="a", to=("AB",)),), []),
+        ((Route(name="a", to=("AB",), sources=("shop",), event_types=("x",)),), []),
+    ],
+)
+def test_a_source_that_no_route_takes_is_a_warning(
+    shipped: Settings, routes: tuple[Route, ...], said: list[str]
+) -> None:
+    """Whatever it posts would be unroutable."""
+    report = configuration(replace(shipped, routes=routes))
+    assert [line.split(" ")[0] for line in report.warnings] == said
+
+
+def test_routes_without_a_source_are_a_warning(shipped: Settings) -> None:
+    """Nobody may post what they would take."""
+    assert "no source" in configuration(replace(shipped, sources={})).warnings[0]
+
+
+FIRST = Route(name="a", to=("AB", "CD"), event_types=("payment.*",))
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (replace(FIRST, name="b"), ["AB", "CD"]),
+        (replace(FIRST, name="b", to=("EF", "CD")), ["CD"]),
+        (replace(FIRST, name="b", to=("EF",)), []),
+        (replace(FIRST, name="b", sources=("shop",)), ["AB", "CD"]),
+        (replace(FIRST, name="b", tags=(("region", "sh"),), routing_keys=("x",)), ["AB", "CD"]),
+        (replace(FIRST, name="b", event_types=()), []),
+        (replace(FIRST, name="b", event_types=("payment.*", "refund")), []),
+        (replace(FIRST, name="b", tenant="north"), []),
+    ],
+)
+def test_a_route_that_an_earlier_one_leaves_nothing_to_is_a_warning(
+    shipped: Settings, later: Route, said: list[str]
+) -> None:
+    """The first that names a partner decides, so the later one never does for the same or fewer events."""
+    report = configuration(replace(shipped, routes=(FIRST, later)))
+    assert [line.split(":")[0] for line in report.warnings] == [
+        f"route b never sends to {partner}" for partner in said
+    ]
 
 
 def test_http_to_the_world_is_a_warning(shipped: Settings) -> None:

@@ -16,8 +16,10 @@ from pydantic_core import PydanticUndefined
 from madeira.configuration import Configuration, parse
 from madeira.mistakes import lines_of
 from madeira.settings import ENVIRONMENT, Settings, load
-from madeira.tables import JobTable, PartnerTable, SourceTable
-from madeira.values import duration, shown_duration
+from madeira.tables import JobTable, LiveSourceTable, PartnerTable, RouteTable, SourceTable
+from madeira.values import duration, listen_address, shown_duration
+from pipelines.live_source import Durability, LiveSource
+from pipelines.route import Route
 from scheduler.calendar import Calendar
 from sinks.partner import Partner, SignatureScheme
 from streams.errors import ConfigurationError
@@ -245,8 +247,19 @@ def test_no_secret_is_ever_shown(folder: Path) -> None:
         ('"bank_to"', '"bank_to"\namount = "a"\ncurrency = "XAU"', "must be an ISO 4217 code"),
         ("[[jobs]]", "[jobs]", "jobs must be an array of tables: write [[jobs]] with two brackets"),
         ("[[jobs]]", "[[job]]", "job is no key here: did you mean jobs?"),
-        ("[[jobs]]", "[sources.x]\nkey = 1\n[[jobs]]", "sources is not in this version yet"),
-        ("[[jobs]]", "[[routes]]\nkey = 1\n[[jobs]]", "routes is not in this version yet"),
+        ("[[jobs]]", "[source.x]\nkey_env = 'X'\n[[jobs]]", "source is no key here: did you mean sources?"),
+        ("qps = 50", "qps = 50\nallowed_hosts = 'alt.example/x'", "write each as host or host:port"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['https://alt.example']", "without https:// and path"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['alt.example:0']", "has 'alt.example:0'"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['Alt.example']", "in small letters"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['u@alt.example']", "write each as host or host:port"),
+        ("qps = 50", "qps = 50\nallowed_hosts = []", "must be a list of hosts"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['a.example', 'a.example']", "has an entry twice"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['127.0.0.1:80']", "loopback address (127.0.0.1): write allow_"),
+        ("qps = 50", "qps = 50\nallowed_hosts = ['169.254.169.254']", "this one is never sent to"),
+        ("qps = 50", "qps = 50\ntags = ['sh']", "must be a table: write tags = { region"),
+        ("qps = 50", "qps = 50\ntags = { 'a b' = 'sh' }", "a tag's name is 1 to 64 letters"),
+        ("qps = 50", "qps = 50\ntags = { region = 1 }", "has region, which must be 1 to 256 printable"),
         ("[[jobs]]", "a = = 1\n[[jobs]]", "jobs.toml:2: is not TOML"),
         ("qps = 50", "qps = 50\nqps = 51", "is not TOML"),
     ],
@@ -257,6 +270,251 @@ def test_each_mistake_is_told_with_its_place_and_fix(folder: Path, old: str, new
     found = [line for line in mistakes(SMALL.replace(old, new), folder) if said in line]
     assert len(found) == 1
     assert found[0].startswith("jobs.toml:")
+
+
+LIVE = """
+[[jobs]]
+id = "payment-orders"
+start = "01:15"
+timezone = "Europe/Prague"
+source = { dsn_env = "ACCOUNTING_DSN", query_file = "q.sql" }
+event_id = ["order_id", "business_date"]
+partner = "bank_to"
+
+[partners.AB]
+endpoint = "https://ab.example/payments"
+qps = 50
+allowed_hosts = ["alt.example:8443"]
+
+[partners.CD]
+endpoint = "http://127.0.0.1:8901/payments"
+qps = 50
+allow_private = true
+
+[partners.NORTH]
+endpoint = "https://north.example"
+qps = 5
+tenant = "north"
+
+[sources.shop]
+key_env = "SHOP_KEY"
+
+[sources.north]
+key_env = "NORTH_KEY"
+tenant = "north"
+
+[[routes]]
+name = "payments"
+event_type = "payment.*"
+to = ["AB"]
+"""
+
+
+def test_a_smallest_source_and_route_are_enough(folder: Path) -> None:
+    """One key each; everything else has a default."""
+    configuration = read(LIVE, folder, {"SHOP_KEY": "k"})
+    assert configuration.sources["shop"] == LiveSource(name="shop", keys=(b"k",))
+    assert configuration.routes == (Route(name="payments", to=("AB",), event_types=("payment.*",)),)
+    assert configuration.partners["AB"].allowed_hosts == ("alt.example:8443",)
+
+
+def test_every_key_of_a_source_and_a_route_arrives(folder: Path) -> None:
+    """Lists and single values alike, tags sorted by name."""
+    text = LIVE.replace(
+        'key_env = "SHOP_KEY"',
+        '''key_env = ["SHOP_NEW", "SHOP_OLD"]
+durability = "redis"
+rate = 5
+max_body = 1024
+remember = "30d"''',
+    ).replace(
+        'to = ["AB"]',
+        '''to = "{routing_key}"
+source = ["shop"]
+routing_key = ["AB", "C*"]
+tags = { region = "sh", env = "test" }
+body = "{order: id}"
+[[routes]]
+tenant = "north"
+source = "north"
+to = ["NORTH"]
+target_uri = "https://north.example/{tags.region}/{event_id}"''',
+    )
+    configuration = read(text, folder, {"SHOP_NEW": "new", "SHOP_OLD": "old"})
+    assert configuration.sources["shop"] == LiveSource(
+        name="shop",
+        keys=(b"new", b"old"),
+        durability=Durability.REDIS,
+        rate=5,
+        max_body=1024,
+        remember=timedelta(days=30),
+    )
+    assert configuration.sources["north"].tenant == "north"
+    assert configuration.routes == (
+        Route(
+            name="payments",
+            to=("{routing_key}",),
+            sources=("shop",),
+            event_types=("payment.*",),
+            routing_keys=("AB", "C*"),
+            tags=(("env", "test"), ("region", "sh")),
+            body="{order: id}",
+        ),
+        Route(
+            name="2",
+            to=("NORTH",),
+            tenant="north",
+            sources=("north",),
+            target_uri="https://north.example/{tags.region}/{event_id}",
+        ),
+    )
+
+
+def test_a_source_that_lacks_a_key_is_not_ready(folder: Path) -> None:
+    """Also if it has another: what is signed with the one that is missing would look forged."""
+    text = LIVE.replace('"SHOP_KEY"', '["SHOP_NEW", "SHOP_OLD"]')
+    configuration = read(text, folder, {"SHOP_OLD": "old", "NORTH_KEY": "k"})
+    assert configuration.unready_sources == {"shop"}
+    assert configuration.sources["shop"].keys == ()
+    assert any("SHOP_NEW is not set (for sources.shop.key_env)" in one for one in configuration.unset_secrets)
+
+
+def test_a_key_of_a_source_that_cannot_be_one_is_told_and_never_shown(folder: Path) -> None:
+    """Neither it nor those that are right."""
+    said = mistakes(LIVE, folder, {"SHOP_KEY": "hunter2\n"})
+    assert "sources.shop.key_env takes SHOP_KEY, whose value has a space or line break" in said[0]
+    assert "hunter2" not in said[0]
+    assert "hunter2" not in repr(read(LIVE, folder, {"SHOP_KEY": "hunter2"}))
+
+
+KEY = 'key_env = "SHOP_KEY"'
+TO = 'to = ["AB"]'
+BY_KEY = 'to = "{routing_key}"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (KEY, "key = 'x'", "sources.shop.key would put a secret into the file"),
+        (KEY, "rate = 5", "sources.shop.key_env is missing"),
+        (KEY, "key_env = 'shop key'", "must be the name of an environment variable"),
+        (KEY, KEY + "\nrate = 0", "sources.shop.rate must be above 0, is 0"),
+        (KEY, KEY + "\nrate = 1_000_001", "must be at most 1000000"),
+        (KEY, KEY + "\nmax_body = 1023", "must be at least 1024, is 1023"),
+        (KEY, KEY + "\nmax_body = 16_777_217", "must be at most 16777216"),
+        (KEY, KEY + "\nremember = '59s'", 'must be "1m" to "30d", is 59s'),
+        (KEY, KEY + "\nremember = '31d'", 'must be "1m" to "30d", is 31d'),
+        (KEY, KEY + "\ndurability = 'disk'", "must be 'postgres' or 'redis', is \"disk\""),
+        (KEY, KEY + "\nqps = 5", "sources.shop.qps is no key here"),
+        ("[sources.shop]", "[[sources]]", "sources must be tables: write [sources.shop]"),
+        ("[sources.shop]", '[sources."a b"]', "must have a name of 1 to 64 letters"),
+        ("[sources.shop]", "[sources.payment-orders]", "has the name of a job"),
+        ("[[routes]]", "[routes]", "routes must be an array of tables: write [[routes]]"),
+        (TO, "to = []", "routes.payments.to names nobody"),
+        (TO, "", 'routes.payments.to is missing: write to = ["AB"]'),
+        (TO, "to = [1]", "must be a partner or a list of partners"),
+        (TO, "to = ['AB', 'AB']", "has an entry twice"),
+        (TO, "to = ['{event_type}']", 'must have names of partners or "{routing_key}" in it'),
+        (TO, "to = ['ABB']", 'has "ABB", which is no partner: did you mean AB?'),
+        (TO, "to = 'ab'", "did you mean AB?"),
+        (TO, "to = 'ZZZ'", "which is no partner: there are AB, CD"),
+        (TO, "to = ['AB', 'NORTH']", 'has "NORTH", a partner of tenant north: a route of tenant default'),
+        (TO, TO + "\ntenant = 'north'", 'has "AB", a partner of tenant default: a route of tenant north'),
+        (TO, BY_KEY + "\ntenant = 'south'", "tenant south has no partner"),
+        (TO, TO + "\nsource = 'shpo'", 'routes.payments.source has "shpo", which is no source: did you mean shop?'),
+        (TO, TO + "\nsource = ['shop', 'north']", 'has "north", a source of tenant north'),
+        (TO, TO + "\nsource = 'payment-orders'", 'has "payment-orders", which is a job'),
+        (TO, TO + "\nsource = 5", "must be a name or a list of names"),
+        (TO, TO + "\nsource = 'a b'", "must be 1 to 64 letters"),
+        (TO, BY_KEY + "\nrouting_key = 'ABB'", 'has "ABB", and no partner of tenant default is called so'),
+        (TO, BY_KEY + "\nrouting_key = ['A*', 'X*']", 'has "X*", and no partner of tenant default is called so'),
+        (TO, BY_KEY + "\nrouting_key = 'NOR*'", 'has "NOR*", and no partner of tenant default'),
+        (TO, TO + "\nrouting_key = ''", "is empty: leave it out"),
+        (TO, TO + "\nrouting_key = '\t'", "routing_key can match no event"),
+        (TO, TO + f"\nrouting_key = '{'a' * 257}'", "routing_key can match no event"),
+        ('"payment.*"', '"payment.[ab]"', "event_type can match no event, is 'payment.[ab]'"),
+        ('"payment.*"', '"pay ment"', "event_type can match no event"),
+        ('"payment.*"', '""', "event_type can match no event"),
+        ('"payment.*"', f'"{"a" * 129}"', "a type has at most 128 characters"),
+        ('"payment.*"', "[]", "must be a pattern or a list of patterns"),
+        (TO, TO + "\nbody = 'a['", "routes.payments.body must be a JMESPath expression"),
+        (TO, TO + "\nbody = 'uppercase(a)'", "there is no function uppercase"),
+        (TO, TO + "\ntags = { region = '' }", "has region, which must be 1 to 256 printable"),
+        (TO, TO + "\ntags = { " + ", ".join(f"t{n} = 'x'" for n in range(17)) + " }", "must be at most 16 tags"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example/{routingkey}'", "did you mean {routing_key}?"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example/{payload}'", "which nothing fills"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example/{tags.a b}'", "which nothing fills"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example/{}'", "which nothing fills"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example/{source'", "a brace without its other half"),
+        (TO, TO + "\ntarget_uri = 'https://{routing_key}.example/'", "would take its host from the event"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example{routing_key}'", "would take its host from the event"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example:{routing_key}/'", "would take its host from the event"),
+        (TO, TO + "\ntarget_uri = '{source}://ab.example/'", "would take its host from the event"),
+        (TO, TO + "\ntarget_uri = '{routing_key}'", "would take its host from the event"),
+        (TO, TO + "\ntarget_uri = '/pay'", "must begin with https://"),
+        (TO, TO + "\ntarget_uri = 'https://u:p@ab.example/'", "must not contain credentials"),
+        (TO, TO + f"\ntarget_uri = 'https://ab.example/{'a' * 2048}'", "must be at most 2048 characters"),
+        (TO, TO + "\ntarget_uri = 'https://evil.example/'",
+         'leads to evil.example, where partners.AB is not: write allowed_hosts = ["evil.example"] there'),
+        (TO, TO + "\ntarget_uri = 'https://alt.example/'", "leads to alt.example, where"),
+        (TO, TO + "\ntarget_uri = 'https://ab.example:444/'", 'write allowed_hosts = ["ab.example:444"]'),
+        (TO, TO + "\ntarget_uri = 'http://ab.example/'", "is http, which partners.AB is not sent over"),
+        (TO, BY_KEY + "\ntarget_uri = 'https://far.example/'", "where partners.AB (and 1 more) is not"),
+        (TO, TO + "\nto_all = true", "routes.payments.to_all is no key here"),
+        (TO, TO + "\n[[routes]]\nname = 'payments'\nto = 'AB'", "routes[2].name is taken: route number 1"),
+        (TO, TO + 2 * "\n[[routes]]\nname = '1'\nto = 'AB'", "routes[3].name is taken"),
+    ],
+)  # fmt: skip
+def test_each_mistake_about_live_events_is_told_with_its_place_and_fix(
+    folder: Path, old: str, new: str, said: str
+) -> None:
+    """One changed place, one sentence about it."""
+    assert LIVE.count(old) == 1
+    found = [line for line in mistakes(LIVE.replace(old, new), folder) if said in line]
+    assert len(found) == 1
+    assert found[0].startswith("jobs.toml:")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ab.example/pay/{routing_key}?type={event_type}",
+        "https://ab.example:443/x",
+        "https://AB.example/x",
+        "https://alt.example:8443/{tags.region}/{source}/{event_id}",
+    ],
+)
+def test_a_template_may_lead_to_the_endpoints_own_host_and_to_allowed_ones(folder: Path, uri: str) -> None:
+    """With the places behind the host."""
+    route = read(LIVE.replace(TO, f"{TO}\ntarget_uri = '{uri}'"), folder).routes[0]
+    assert route.target_uri == uri
+
+
+def test_a_template_need_only_be_allowed_by_those_that_it_can_reach(folder: Path) -> None:
+    """Where the routing key names the partner, its patterns bound who that may be."""
+    text = LIVE.replace(TO, f"{BY_KEY}\nrouting_key = 'A*'\ntarget_uri = 'https://ab.example/x'")
+    assert read(text, folder).routes[0].routing_keys == ("A*",)
+
+
+def test_a_mistake_in_a_partner_is_no_mistake_of_the_route_that_names_it(folder: Path) -> None:
+    """The same for a source: each is told once, where it stands."""
+    text = LIVE.replace("https://ab.example/payments", "ab.example").replace(KEY, "")
+    text = text.replace(TO, f"{TO}\nsource = 'shop'\ntarget_uri = 'https://ab.example/x'")
+    assert [line.split(" ")[1] for line in mistakes(text, folder)] == [
+        "partners.AB.endpoint",
+        "sources.shop.key_env",
+    ]
+
+
+def test_mistakes_in_one_route_are_told_together(folder: Path) -> None:
+    """What needs other tables beside what does not."""
+    text = LIVE.replace(TO, 'to = ["ABB"]\nsource = "shpo"\nbody = "a["').replace('"payment.*"', '"a b"')
+    assert [line.split(" ")[1] for line in mistakes(text, folder)] == [
+        "routes.payments.event_type",
+        "routes.payments.to",
+        "routes.payments.source",
+        "routes.payments.body",
+    ]
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file(folder: Path) -> None:
@@ -350,6 +608,14 @@ _VALUES = st.recursive(
 )
 
 
+_MODELS: dict[str, type[BaseModel]] = {
+    "[[jobs]]": JobTable,
+    "[partners.AB]": PartnerTable,
+    "[sources.shop]": LiveSourceTable,
+    "[[routes]]": RouteTable,
+}
+
+
 def _toml(value: object) -> str:
     match value:
         case None:
@@ -368,16 +634,16 @@ def _toml(value: object) -> str:
 
 
 @NO_DEADLINE
-@given(table=st.sampled_from(["[[jobs]]", "[partners.AB]"]), data=st.data(), value=_VALUES)
+@given(table=st.sampled_from(sorted(_MODELS)), data=st.data(), value=_VALUES)
 def test_any_value_of_any_key_is_either_read_or_told(
     table: str, data: st.DataObject, value: dict[str, object]
 ) -> None:
     """Whatever type a value has, it never raises anything else."""
-    model: type[BaseModel] = JobTable if table == "[[jobs]]" else PartnerTable
+    model = _MODELS[table]
     key = data.draw(st.sampled_from(sorted(model.model_fields)))
     with pytest.raises(ConfigurationError):
-        # The required keys are missing, so there is always something to say.
-        read(f"{table}\n{key} = {_toml(value)}\n", ROOT)
+        # `none` is no key, so there is always something to say.
+        read(f"none = 1\n{table}\n{key} = {_toml(value)}\n", ROOT)
 
 
 # -- the file and the environment -------------------------------------------------------------------------
@@ -390,6 +656,8 @@ def test_the_shipped_file_is_right() -> None:
         "AB", "CD", "EF", "GH", "IJ", "KL", "MN", "OP", "QR", "ST", "UV", "WX", "YZ",
     ]  # fmt: skip
     assert len({partner.qps for partner in settings.partners.values()}) > 5
+    assert list(settings.sources) == ["shop"]
+    assert [route.to for route in settings.routes] == [("{routing_key}",)]
     scheduled = settings.job("payment-orders")
     assert ":business_date" in scheduled.job.query
     assert scheduled.schedule.calendar is Calendar.WEEKDAYS
@@ -408,12 +676,40 @@ def test_the_environment_is_read(folder: Path) -> None:
             "MADEIRA_KEY_PREFIX": "other",
             "MADEIRA_LOG": "DEBUG",
             "MADEIRA_DATABASE_URI": "a slip",
+            "MADEIRA_LISTEN": "192.0.2.1:80",
+            "MADEIRA_METRICS_DIR": "/run/metrics",
         }
     )
+    assert (settings.listen, settings.metrics_dir) == (("192.0.2.1", 80), Path("/run/metrics"))
     assert settings.database_url == "postgresql://u:hunter2@h/d"
     assert (settings.var, settings.key_prefix, settings.log_level) == (folder / "data", "other", "debug")
     assert "hunter2" not in repr(settings)
     assert any("did you mean MADEIRA_DATABASE_UR" in line for line in settings.warnings)
+
+
+def test_what_the_environment_leaves_out_has_a_default(folder: Path) -> None:
+    """The metrics stand beside the private servers' data."""
+    (folder / "jobs.toml").write_text(SMALL)
+    settings = load({"MADEIRA_CONFIG": str(folder / "jobs.toml"), "MADEIRA_VAR": str(folder / "data")})
+    assert (settings.listen, settings.metrics_dir) == (("127.0.0.1", 8700), folder / "data" / "metrics")
+
+
+@pytest.mark.parametrize(
+    ("text", "read_as"),
+    [
+        ("127.0.0.1:8700", ("127.0.0.1", 8700)),
+        ("[::1]:1", ("::1", 1)),
+        ("madeira.internal:65535", ("madeira.internal", 65535)),
+        *((text, None) for text in ("8700", ":8700", "127.0.0.1", "::1:80", "a:0", "a:65536", "a b:80", "http://a:80")),
+    ],
+)  # fmt: skip
+def test_where_to_listen_is_a_host_and_a_port(text: str, read_as: tuple[str, int] | None) -> None:
+    """An IPv6 address in brackets; anything else is told."""
+    if read_as is None:
+        with pytest.raises(ValueError, match="must be HOST:PORT"):
+            listen_address(text)
+    else:
+        assert listen_address(text) == read_as
 
 
 def test_mistakes_of_environment_and_file_come_together(folder: Path) -> None:
@@ -421,10 +717,16 @@ def test_mistakes_of_environment_and_file_come_together(folder: Path) -> None:
     (folder / "jobs.toml").write_text(SMALL.replace("qps = 50", "qps = 0"))
     with pytest.raises(ConfigurationError) as raised:
         load(
-            {"MADEIRA_CONFIG": str(folder / "jobs.toml"), "MADEIRA_LOG": "loud", "MADEIRA_KEY_PREFIX": "a b"}
+            {
+                "MADEIRA_CONFIG": str(folder / "jobs.toml"),
+                "MADEIRA_LOG": "loud",
+                "MADEIRA_KEY_PREFIX": "a b",
+                "MADEIRA_LISTEN": "x",
+            }
         )
     assert [line.split(" ")[1] for line in raised.value.mistakes] == [
         "MADEIRA_KEY_PREFIX",
+        "MADEIRA_LISTEN",
         "MADEIRA_LOG",
         "partners.AB.qps",
     ]
@@ -494,7 +796,7 @@ def rows(model: type[BaseModel]) -> Iterator[str]:
         yield f"| `{name}` | {shown} | {field.description} | {in_code} |"
 
 
-@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable])
+@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable, LiveSourceTable, RouteTable])
 def test_the_reference_has_every_key_as_it_is(model: type[BaseModel]) -> None:
     """Name, default, meaning and example, word for word."""
     documented = (ROOT / "docs" / "jobs-toml.md").read_text().splitlines()
@@ -508,7 +810,7 @@ def test_the_reference_has_every_variable() -> None:
     assert [line for line in lines if line not in documented] == []
 
 
-@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable])
+@pytest.mark.parametrize("model", [JobTable, SourceTable, PartnerTable, LiveSourceTable, RouteTable])
 def test_every_example_of_the_reference_is_right(model: type[BaseModel]) -> None:
     """Whoever copies one makes no mistake."""
     partner = '[partners.AB]\nendpoint = "https://ab.example/payments"\nqps = 50\n'
@@ -520,6 +822,12 @@ def test_every_example_of_the_reference_is_right(model: type[BaseModel]) -> None
             case "PartnerTable":
                 kept = [each for each in partner.splitlines() if not each.startswith(f"{name} =")]
                 text = job + "\n".join([*kept, line])
+            case "LiveSourceTable":
+                text = f"{partner}[sources.shop]\n" + line
+                text += "" if name == "key_env" else 'key_env = "SHOP_KEY"\n'
+            case "RouteTable":
+                text = f'{partner}[sources.shop]\nkey_env = "SHOP_KEY"\n[[routes]]\n{line}'
+                text += "" if name == "to" else 'to = ["AB"]\n'
             case "JobTable":
                 pair = {"amount": 'currency = "CZK"\n', "currency": 'amount = "amount"\n'}.get(name, "")
                 kept = [each for each in job.splitlines() if not each.startswith(f"{name} =")]
