@@ -6,7 +6,8 @@ In reading order:
   `lease` (who runs it), `load` (the quick way in), `stage` (the careful one), `batch` (all of it, released
   whole or not at all)
 - a live event: `live_source` (who may post), `intake` (accepted once), `whereabouts` (where it is),
-  `reshape` (another body out of the same JSON; pure), `route` (which partners; pure)
+  `reshape` (another body out of the same JSON; pure), `route` (which partners; pure), `deliveries` (what the
+  record has of it), `router` (all of it: shards → record → lanes)
 - on its way: `feed` (PostgreSQL → lanes), `dispatch` (slots → sends → settle), `attempt` (an answer → what
   is settled), `takeover` (what a dead worker left), `record` (outcomes → PostgreSQL)
 - when Redis was lost: `recover`; what operators want: `control`

@@ -27,7 +27,7 @@ from streams.checkpoint import checkpoint
 from streams.delivery import State
 from streams.envelope import Envelope, Lane, encode
 from streams.keys import LIVE, PartnerKeys, batch_lane, returns_lane
-from streams.marks import Marks
+from streams.marks import BATCH_MARKS, LIVE_MARKS, Marks
 from streams.money import to_decimal
 from streams.scripts import Feed, Refused
 from streams.transit import Transit
@@ -47,6 +47,7 @@ _EMPTY = "0-0"
 class _Row(NamedTuple):
     """What `feed/next_rows` and `feed/due_rows` select, in their order."""
 
+    event: int
     source: str
     event_id: str
     event_type: str
@@ -92,14 +93,17 @@ class Feeder:
         transit: Transit,
         partners: Mapping[str, Partner],
         *,
-        high: int = 50_000,
-        low: int = 20_000,
+        high: int = BATCH_MARKS.high,
+        low: int = BATCH_MARKS.low,
+        live: Marks = LIVE_MARKS,
     ) -> None:
         self._pool = pool
         self._transit = transit
         self._partners = partners
         self._marks = Marks(high=high, low=low)
+        self._live = live
         self._resting: set[str] = set()
+        self._live_resting: set[str] = set()
         self._next = 0
 
     async def step(self, generation: int) -> int:
@@ -125,18 +129,32 @@ class Feeder:
         return fed
 
     async def sweep(self, generation: int, now: datetime, limit: int = 1000) -> int:
-        """Feed retries due at `now` that wait in no delay stream of this generation; returns how many.
+        """Feed what is due at `now` and not in Redis in this generation; returns how many.
 
-        They went into a delay stream that is gone since, or were handed in during a recovery. Raises
-        `StaleGeneration` and `StoreUnavailable`.
+        Live deliveries that the router left here, the oldest first and within the live marks; and retries whose
+        delay stream is gone, or that were handed in during a recovery. Raises `StaleGeneration` and
+        `StoreUnavailable`.
         """
+        partners = dict(self._partners)
+        room = await self._live_room(partners)
         read_at_us = await gauges.now_us(self._transit.redis)
         async with borrow(self._pool) as connection:
             await connection.execute(statement("pool/by_key"))
             rows = await _select(
                 connection,
                 "feed/due_rows",
-                {"now": now, "generation": generation, "limit": limit, "partners": list(self._partners)},
+                {
+                    "now": now,
+                    "generation": generation,
+                    "limit": limit,
+                    "partners": list(partners),
+                    "rooms": [min(room[name], limit) for name in partners],
+                },
+            )
+            # Before they are handed over: after a loss, what Redis may have had may have been sent.
+            await connection.execute(
+                statement("feed/note_perhaps"),
+                _named([row for row in rows if row.batch_id is None], generation),
             )
         swept = 0
         rows.sort(key=_target)
@@ -145,28 +163,32 @@ class Feeder:
             for i in range(0, len(some), CHUNK):
                 chunk = some[i : i + CHUNK]
                 result = await self._transit.scripts.feed(
-                    self._keys(partner),
+                    self._transit.keys.partner(partner, partners[partner].tenant),
                     generation=generation,
                     lane=lane,
                     expect_last="",
                     read_at_us=read_at_us,
-                    rows=[_feed(row, entry=None) for row in chunk],
+                    rows=await _feeds(chunk, ordered=False),
                 )
+                checkpoint("sweep-after-feed")
                 if isinstance(result, Refused):
-                    _log_refused(partner, lane, result)
+                    log_refused(partner, lane, result)
                     break
                 async with borrow(self._pool) as connection:
-                    await connection.execute(
-                        statement("feed/note_swept"),
-                        {
-                            "generation": generation,
-                            "partner": partner,
-                            "sources": [row.source for row in chunk],
-                            "event_ids": [row.event_id for row in chunk],
-                        },
-                    )
+                    await connection.execute(statement("pool/by_key"))
+                    await connection.execute(statement("feed/note_swept"), _named(chunk, generation))
                 swept += result.fed
         return swept
+
+    async def _live_room(self, partners: Mapping[str, Partner]) -> dict[str, int]:
+        keys = [self._transit.keys.partner(name, partner.tenant) for name, partner in partners.items()]
+        counts = await marks.waiting(self._transit, keys, lane=Lane.LIVE)
+        room = {
+            name: self._live.room(count, resting=name in self._live_resting)
+            for name, count in zip(partners, counts, strict=True)
+        }
+        self._live_resting = {name for name, left in room.items() if left <= 0}
+        return room
 
     async def retire(self, generation: int) -> int:
         """Drop the lanes of batches that are over, or takes would look at all history; returns how many lanes.
@@ -247,11 +269,11 @@ class Feeder:
                         lane=lane,
                         expect_last=last,
                         read_at_us=read_at_us,
-                        rows=await _feeds(rows),
+                        rows=await _feeds(rows, ordered=True),
                     )
                     checkpoint("feed-after-xadd")
                     if isinstance(result, Refused):
-                        _log_refused(batch.partner, lane, result)
+                        log_refused(batch.partner, lane, result)
                         return fed
                     fed += result.fed
                     handled += len(rows)
@@ -318,10 +340,20 @@ def _target(row: _Row) -> tuple[str, str]:
     return row.partner, LIVE if row.batch_id is None else returns_lane(row.batch_id)
 
 
-async def _feeds(rows: Sequence[_Row]) -> list[Feed]:
+def _named(rows: Sequence[_Row], generation: int) -> dict[str, object]:
+    """These rows and the generation, for a note."""
+    return {
+        "generation": generation,
+        "events": [row.event for row in rows],
+        "partners": [row.partner for row in rows],
+    }
+
+
+async def _feeds(rows: Sequence[_Row], *, ordered: bool) -> list[Feed]:
+    """As Redis gets them; `ordered` rows have their place in the batch as id."""
     feeds = []
     for number, row in enumerate(rows, start=1):
-        feeds.append(_feed(row, entry=f"1-{row.row_number}"))
+        feeds.append(_feed(row, entry=f"1-{row.row_number}" if ordered else None))
         if number % _TURN == 0:
             await asyncio.sleep(0)
     return feeds
@@ -367,7 +399,7 @@ def _amount(row: _Row) -> Decimal | None:
     return to_decimal(row.amount_minor, row.currency)
 
 
-def _log_refused(partner: str, lane: str, refused: Refused) -> None:
+def log_refused(partner: str, lane: str, refused: Refused) -> None:
     """Expected now and then, and the next step tries again; a steady stream of these is a fault."""
     fields = {"partner": partner, "lane": lane, "reason": refused.reason, "last": refused.last}
     log.info("feed_refused", extra={"fields": fields})

@@ -1,5 +1,7 @@
 """The live lane: events that wait for the router or found no partner, what a route made of a body, conflicts.
 
+What waits for its time is found per lane: live deliveries by partner, since each has its own mark.
+
 Revision ID: 0002
 Revises: 0001
 """
@@ -15,7 +17,13 @@ depends_on = None
 
 TABLES = """
 -- A live delivery that Redis may not have carries due_at from its beginning, until its first outcome: so that
--- delivery_due finds it, and no index needs to know the status, which every outcome changes.
+-- delivery_live_due finds it, and no index needs to know the status, which every outcome changes.
+-- fed_generation of one that is pending: null, it was never handed to Redis; n, it was in generation n, or the entry
+-- that the router has in hand is a second witness; -n, perhaps in generation n: sweep hands it over once more.
+DROP INDEX delivery_due;
+CREATE INDEX delivery_due ON delivery (fed_generation, due_at) WHERE due_at IS NOT NULL AND batch_id IS NOT NULL;
+CREATE INDEX delivery_live_due ON delivery (partner, fed_generation, due_at)
+    WHERE due_at IS NOT NULL AND batch_id IS NULL;
 
 -- Live events that have no delivery yet (reason null: they wait for the router), or that a route could not take.
 -- Written together with the event, deleted together with its deliveries being written.
@@ -25,6 +33,9 @@ CREATE TABLE unrouted (
     reason text
 );
 CREATE INDEX unrouted_waiting ON unrouted (since) WHERE reason IS NULL;
+
+-- Deliveries that are dead: these alone have a cause, so that no other outcome touches this index.
+CREATE INDEX delivery_dead ON delivery (partner, cause) WHERE cause IS NOT NULL;
 
 -- What a route made for one delivery, where that differs from the event: fixed when it was routed.
 CREATE TABLE reshaped (
@@ -47,6 +58,17 @@ CREATE TABLE conflict (
     body_sha256 bytea NOT NULL,
     at          timestamptz NOT NULL DEFAULT now(),
     UNIQUE (source, event_id, body_sha256)
+);
+
+-- Inbound entries that cannot be read, or that this database refuses.
+CREATE TABLE inbound_quarantine (
+    shard  text NOT NULL,
+    entry  text NOT NULL,
+    data   bytea NOT NULL,
+    error  text NOT NULL,
+    at     timestamptz NOT NULL DEFAULT now(),
+    digest bytea GENERATED ALWAYS AS (sha256(data)) STORED,
+    PRIMARY KEY (shard, entry, digest)   -- a Redis that lost everything may give an id again
 );
 """
 

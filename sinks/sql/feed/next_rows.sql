@@ -1,5 +1,5 @@
 -- A batch's next rows in their order. `may_have_arrived`: an earlier attempt may have reached the partner.
-SELECT e.source, e.event_id, e.event_type, e.routing_key, e.target_uri, e.tenant, e.tags, e.content_type,
+SELECT e.id, e.source, e.event_id, e.event_type, e.routing_key, e.target_uri, e.tenant, e.tags, e.content_type,
        e.body, e.trace_id, e.created_at, e.business_date, e.amount_minor, e.currency, e.order_key,
        d.partner, d.batch_id, d.row_number, d.attempts, d.unknowns, d.updated_at, d.status::text,
        d.possible_duplicate
