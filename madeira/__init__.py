@@ -2,13 +2,14 @@
 
 In reading order:
 
-- commands: `cli` (arguments and exit codes), `commands`, `morning`, `status`, `trace`, `check`, `show` and
+- commands: `cli` (arguments and exit codes), `running`, `commands`, `morning`, `status`, `trace`, `check`, `send` (an event, as a sender would), `show` and
   `reconciliation` (what people see)
 - settings: `settings` (environment and jobs.toml), `configuration` (jobs.toml → frozen values), `tables`
   (its keys), `values`, `live` (those of sources and routes), `routes` (what needs several tables), `mistakes`
   (all at once, with place and fix), `reload` (a changed jobs.toml taken while everything runs)
-- running: `wiring` (which servers), `worker` (all services of one process), `runtime` (the only loops),
-  `supervisor` (several processes), `metrics`, `exit` (leaving for certain), `logs`
+- running: `wiring` (which servers), `worker` (all services of one process), `roster` (its partners), `runtime` (the
+  only loops), `supervisor` (several processes), `metrics`, `backlog` (what waits, for them), `exit` (leaving for
+  certain), `logs`
 - private servers: `embedded`, `embedded_server`, `embedded_valkey`, `embedded_postgres`
 - one night to look at: `demo`, `demo_stage`, `demo_shop`, `demo_view`, `demo_count`, `banks` (thirteen partners with a
   ledger)

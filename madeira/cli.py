@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from madeira import commands, logs, show
+from madeira import commands, logs, running, show
 from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
@@ -78,21 +78,36 @@ def _settings(ctx: click.Context) -> Settings:
     return read()
 
 
+def _tags(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> running.Tags:
+    pairs = [text.partition("=") for given in texts for text in given.split(",")]
+    for name, equals, _value in pairs:
+        if not (name and equals):
+            raise click.BadParameter("write NAME=VALUE, like region=sh")
+    return tuple((name.strip(), value.strip()) for name, _equals, value in pairs)
+
+
 @main.command()
 @click.option(
     "--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes."
 )
+@click.option(
+    "--tags",
+    multiple=True,
+    callback=_tags,
+    metavar="NAME=VALUE",
+    help="Send only to partners that have this tag, and every other one given.",
+)
 @click.pass_context
-def work(ctx: click.Context, processes: int) -> None:
+def work(ctx: click.Context, processes: int, tags: running.Tags) -> None:
     """Feed, send, retry, record and recover until SIGTERM."""
-    sys.exit(uvloop.run(commands.work(_settings(ctx), processes=processes)))
+    sys.exit(uvloop.run(running.work(_settings(ctx), processes=processes, tags=tags)))
 
 
 @main.command()
 @click.pass_context
 def schedule(ctx: click.Context) -> None:
     """Fire each job at its time; catch up on missed nights; resume runs whose process died."""
-    sys.exit(commands.schedule(_settings(ctx)))
+    sys.exit(running.schedule(_settings(ctx)))
 
 
 @main.command()
@@ -102,7 +117,7 @@ def schedule(ctx: click.Context) -> None:
 @click.pass_context
 def up(ctx: click.Context, processes: int) -> None:
     """Workers and scheduler in one go."""
-    sys.exit(uvloop.run(commands.up(_settings(ctx), processes=processes)))
+    sys.exit(uvloop.run(running.up(_settings(ctx), processes=processes)))
 
 
 @main.command()

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import logging
 import os
 import secrets
-import signal
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 import psycopg
 
 from madeira import show
 from madeira.check import check as look
-from madeira.exit import leave_within
-from madeira.runtime import brief, stop_on_signals
 from madeira.settings import Settings
-from madeira.supervisor import leave_with_supervisor, supervise, supervisor_gone
-from madeira.wiring import Servers, servers
-from madeira.worker import Stores, Worker, open_stores
+from madeira.wiring import servers
+from madeira.worker import Stores, open_stores
 from pipelines.batch import BatchResult, BatchState, plan, run_batch
 from pipelines.control import Control
 from pipelines.job import Job
@@ -33,108 +25,10 @@ from pipelines.recover import read_generation
 from pipelines.stage import Offender
 from scheduler.fire import Connect, End, Fired, Ran, RunState
 from scheduler.jobs import upcoming
-from scheduler.service import Scheduler, Service
+from scheduler.service import Scheduler
 from sinks.migrate import migrate as run_migrations
-from sinks.webhook import Webhook
 from streams import gauges
-from streams.errors import BatchRefused, ConfigurationError, StaleGeneration, StoreUnavailable
-
-log = logging.getLogger(__name__)
-
-_CONNECTIONS = 512
-_SERVERS_S = 5.0
-"""What a supervisor has for the embedded servers, after its children have left."""
-_STUCK_S = 5.0
-_SCHEDULER_S = 25.0
-
-
-# -- delivering ------------------------------------------------------------------------------------------
-
-
-async def work(settings: Settings, *, processes: int) -> int:
-    """One worker process, or a supervisor over several."""
-    stop = asyncio.Event()
-    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + (_SERVERS_S if processes > 1 else 0.0)))
-    with servers(settings) as where:
-        if processes > 1:
-            return await supervise(["work"], processes=processes, stop=stop, grace_s=_grace_s(settings))
-        await work_until(stop, settings, where)
-    return 0
-
-
-async def up(settings: Settings, *, processes: int) -> int:
-    """Workers and scheduler, as processes of their own, until a signal."""
-    stop = asyncio.Event()
-    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + _SERVERS_S))
-    with servers(settings):
-        codes = await asyncio.gather(
-            supervise(["work"], processes=processes, stop=stop, grace_s=_grace_s(settings)),
-            supervise(["schedule"], processes=1, stop=stop, grace_s=_grace_s(settings)),
-        )
-    return max(codes)
-
-
-async def work_until(stop: asyncio.Event, settings: Settings, where: Servers) -> None:
-    """All services of one worker process until `stop` is set."""
-    _require_ready(settings)
-    # What is there by now stays; a full collection over it would cost tens of milliseconds, and their slots.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-    async with AsyncExitStack() as opened:
-        stores = await opened.enter_async_context(
-            open_stores(where.database_url, where.redis_url, key_prefix=settings.key_prefix)
-        )
-        webhook = await opened.enter_async_context(Webhook.open(connections=_CONNECTIONS))
-        worker = Worker(
-            stores,
-            webhook,
-            settings.partners,
-            keep_up=_keep_up(where),
-            on_stuck=lambda: leave_within(_STUCK_S),
-        )
-        ended = asyncio.create_task(leave_with_supervisor(stop, lambda: leave_within(_grace_s(settings))))
-        try:
-            await worker.run(stop)
-        finally:
-            ended.cancel()
-
-
-def _keep_up(where: Servers) -> Callable[[], None] | None:
-    """Starts embedded servers again that died; None where both are given.
-
-    What it does raises `EmbeddedError` for what may pass, and `RuntimeError` once a server had to take another
-    port: then whoever has the old URL must leave and be started again.
-    """
-    embedded = where.embedded
-    if embedded is None:
-        return None
-    urls = embedded.servers.redis_url, embedded.servers.database_url
-
-    def keep_up() -> None:
-        now = embedded.again()
-        if (now.redis_url, now.database_url) != urls:
-            raise RuntimeError("another program took an embedded server's port; start this process again")
-
-    return keep_up
-
-
-def _require_ready(settings: Settings) -> None:
-    """A partner whose signing key is not set must not be sent unsigned payments."""
-    if settings.unready_partners:
-        raise ConfigurationError(
-            tuple(
-                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not "
-                "set; set it, or take that line out"
-                for name in sorted(settings.unready_partners)
-            )
-        )
-
-
-def _grace_s(settings: Settings) -> float:
-    longest = max((partner.timeout for partner in settings.partners.values()), default=timedelta(0))
-    return longest.total_seconds() + 5.0
-
+from streams.errors import BatchRefused, StaleGeneration, StoreUnavailable
 
 # -- batches ---------------------------------------------------------------------------------------------
 
@@ -184,39 +78,6 @@ def _offenders(result: BatchResult) -> list[str]:
 def _sentence(result: BatchResult) -> str:
     already = f", {result.already_known:,} already known" if result.already_known else ""
     return f"batch {result.batch_id}: {result.loaded_count:,} rows released{already}"
-
-
-def schedule(settings: Settings) -> int:
-    """Fire jobs until SIGTERM or SIGINT; leave with 1 when a job is no longer looked at."""
-    stop = threading.Event()
-
-    def asked(*_: object) -> None:
-        if not stop.is_set():
-            leave_within(_SCHEDULER_S)  # a run under way is gone on with by the next scheduler
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, asked)
-    with servers(settings) as where:
-        service = Service(scheduler_for(settings, where.database_url, now=_now))
-        service.start()
-        keep_up = _keep_up(where)
-        try:
-            while not stop.wait(1.0):
-                if keep_up is not None:
-                    try:
-                        keep_up()
-                    except StoreUnavailable as error:
-                        log.warning("servers_not_kept_up", extra={"fields": {"error": brief(error)}})
-                if service.stuck(_now()):
-                    leave_within(_STUCK_S)
-                    return 1
-                if supervisor_gone():
-                    log.warning("supervisor_gone")
-                    asked()
-        finally:
-            service.stop()
-    return 0
 
 
 def batch_run(settings: Settings, job_id: str, day: date, *, as_json: bool) -> int:

@@ -18,17 +18,21 @@ _PARENT = "MADEIRA_SUPERVISOR"
 _LOOKED_EVERY_S = 1.0
 
 
-async def supervise(command: Sequence[str], *, processes: int, stop: asyncio.Event, grace_s: float) -> int:
+async def supervise(
+    command: Sequence[str], *, processes: int, stop: asyncio.Event, grace_s: Callable[[], float]
+) -> int:
     """Keep `processes` children of this program running with `command` until `stop`; then end them.
 
-    Children get SIGTERM and `grace_s` seconds before SIGKILL. Returns 0 when all of them left cleanly.
+    Children get SIGTERM and `grace_s()` seconds before SIGKILL. Returns 0 when all of them left cleanly.
     """
     codes = await asyncio.gather(*(_keep(command, number, stop, grace_s) for number in range(processes)))
     # Whoever dies of SIGTERM was not yet listening for it, and had nothing in hand.
     return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
-async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_s: float) -> int:
+async def _keep(
+    command: Sequence[str], number: int, stop: asyncio.Event, grace_s: Callable[[], float]
+) -> int:
     loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE_S
     while True:
@@ -54,7 +58,7 @@ async def _keep(command: Sequence[str], number: int, stop: asyncio.Event, grace_
         return code
 
 
-async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s: float) -> int:
+async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s: Callable[[], float]) -> int:
     ended = asyncio.create_task(child.wait())
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -62,7 +66,7 @@ async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s:
         if not ended.done():
             child.send_signal(signal.SIGTERM)
             try:
-                async with asyncio.timeout(grace_s):
+                async with asyncio.timeout(grace_s()):
                     await asyncio.shield(ended)
             except TimeoutError:
                 child.kill()

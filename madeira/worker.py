@@ -12,10 +12,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from time import monotonic
 
 from psycopg_pool import AsyncConnectionPool
 
-from madeira.runtime import Service, insist, run
+from madeira.roster import Roster
+from madeira.runtime import Crew, Service, insist
+from madeira.settings import Settings
 from pipelines.control import Control
 from pipelines.dispatch import Dispatcher
 from pipelines.feed import Feeder
@@ -72,16 +75,30 @@ class Worker:
         partners: Mapping[str, Partner],
         *,
         at_once: int = 400,
+        drains: Callable[[Partner], bool] = lambda _: True,
+        configuration: Callable[[], Settings | None] | None = None,
         keep_up: Callable[[], object] | None = None,
         on_stuck: Callable[[], object] | None = None,
     ) -> None:
+        """`drains` are the partners that this process sends to; all else it does for all of them.
+
+        `configuration` looks whether jobs.toml has changed, and gives what it says now.
+        """
+        self._drains = drains
+        self._configuration = configuration
         self._keep_up = keep_up
         self._on_stuck = on_stuck
         self._stores = stores
-        self._partners = partners
+        self._roster = Roster(partners)
+        self._partners = partners = self._roster.partners
+        self._adopted = asyncio.Event()
+        """There may be partners to introduce."""
+        self._working: Crew | None = None
+        self._lasting: Crew | None = None
         self.generation = 0
         self._recovering = True
-        self._configured = -1
+        self._configured: dict[str, tuple[int, Partner]] = {}
+        """The rates that we know Redis to have, and under which generation."""
         self._earlier: set[str] = set()
         """Ids of earlier lives of this process whose sends may still be in flight."""
         self.recorder = Recorder(stores.pool, stores.transit, partners)
@@ -90,8 +107,56 @@ class Worker:
         self.takeover = Takeover(stores.pool, stores.transit, partners)
         self.control = Control(stores.pool, stores.transit, partners)
         self.dispatcher = Dispatcher(
-            stores.transit, webhook, partners, worker=new_worker_id(), generation=0, at_once=at_once
+            stores.transit,
+            webhook,
+            {name: partner for name, partner in partners.items() if drains(partner)},
+            worker=new_worker_id(),
+            generation=0,
+            at_once=at_once,
         )
+
+    # -- whom I send to -----------------------------------------------------------------------------------
+
+    def adopt(self, settings: Settings) -> None:
+        """From now on by this jobs.toml. Partners that it leaves as they were notice nothing.
+
+        A new one is sent to once a recovery has introduced it, a changed one by its new values from the next send
+        on; of one that was taken out nothing more is taken, and what is in flight ends.
+        """
+        self._roster.adopt(settings.partners, monotonic())
+        self._open_and_close()
+        self._adopted.set()
+
+    def _open_and_close(self) -> None:
+        boxes = self.dispatcher.outboxes
+        for name, partner in self._partners.items():
+            if self._roster.serves(name) and self._drains(partner):
+                new = name not in boxes
+                if new or boxes[name].leaving or boxes[name].partner is not partner:
+                    self.dispatcher.open(partner)
+                if new and self._working is not None and self._lasting is not None:
+                    self._lasting.add(self._settling(name))
+                    self._working.add(self._taking(name))
+            elif name in boxes:
+                self.dispatcher.close(name)
+
+    async def tidy(self) -> float:
+        """Drop the outboxes of partners that were taken out, and then the partners."""
+        for name in await self.dispatcher.drop_closed():
+            if self._working is not None and self._lasting is not None:
+                self._working.remove(f"take {name}")
+                self._lasting.remove(f"settle {name}")
+        if self._roster.let_go(monotonic(), self.dispatcher.outboxes):
+            self._open_and_close()
+        return 1.0
+
+    async def follow_configuration(self) -> float:
+        """Look at jobs.toml, and go by it where it has changed."""
+        if self._configuration is not None:
+            settings = await asyncio.to_thread(self._configuration)
+            if settings is not None:
+                self.adopt(settings)
+        return 1.0
 
     # -- who I am -----------------------------------------------------------------------------------------
 
@@ -158,7 +223,7 @@ class Worker:
         """Follow PostgreSQL's generation; say so there once everything is handed in under it."""
         found = await read_generation(self._stores.pool)
         self._recovering = found.recovering or not found.run_id  # without a run_id nobody has ever recovered
-        if not self._recovering and found.number != self._configured:
+        if not self._recovering:
             await self._configure(found.number)
         handed_in = self.dispatcher.follow(found.number)
         if found.number > self.generation and handed_in:
@@ -168,27 +233,32 @@ class Worker:
 
     async def take(self, name: str) -> float:
         """Sends of one partner, once jobs.toml's rates are in Redis: what was there before may have been faster."""
-        if self._configured != self.dispatcher.generation:
+        here = self.dispatcher.generation, self.dispatcher.outboxes[name].partner
+        if self._configured.get(name) != here:
             return _IDLE_S / 2
         return await self.dispatcher.take(name)
 
     async def _configure(self, generation: int) -> None:
-        """Once per start and generation: the rates and bounds of jobs.toml into every partner's pace."""
-        for partner in self._partners.values():
-            await self._stores.transit.scripts.configure(
-                self._stores.transit.keys.partner(partner.name, partner.tenant),
-                generation=generation,
-                interval_us=partner.interval_us,
-                guard_us=partner.guard // timedelta(microseconds=1),
-                max_in_flight=partner.max_in_flight,
-                floor_percent=partner.batch_floor_percent,
-            )
-        self._configured = generation
+        """Once per start, generation and change: the rate and bounds of jobs.toml into a partner's pace."""
+        for name, partner in list(self._partners.items()):
+            if self._configured.get(name) == (generation, partner):
+                continue
+            with suppress(StaleGeneration):  # a partner that is not introduced yet keeps nobody waiting
+                await self._stores.transit.scripts.configure(
+                    self._stores.transit.keys.partner(partner.name, partner.tenant),
+                    generation=generation,
+                    interval_us=partner.interval_us,
+                    guard_us=partner.guard // timedelta(microseconds=1),
+                    max_in_flight=partner.max_in_flight,
+                    floor_percent=partner.batch_floor_percent,
+                )
+                self._configured[name] = generation, partner
 
     # -- what is done ---------------------------------------------------------------------------------------
 
     async def recover(self) -> float:
         """Look whether Redis is what PostgreSQL has it to be, and recover where it is not."""
+        self._adopted.clear()
         await self.recovery.step()
         return 1.0
 
@@ -228,11 +298,14 @@ class Worker:
         if self._recovering:
             return _IDLE_S
         released = 0
-        for box in self.dispatcher.outboxes.values():
-            result = await self._stores.transit.scripts.release(
-                box.keys, generation=self.dispatcher.generation, limit=200
-            )
-            released += result.count
+        for partner in list(self._partners.values()):
+            with suppress(StaleGeneration):  # a partner that is not introduced yet keeps nobody waiting
+                result = await self._stores.transit.scripts.release(
+                    self._stores.transit.keys.partner(partner.name, partner.tenant),
+                    generation=self.dispatcher.generation,
+                    limit=200,
+                )
+                released += result.count
         return 0.02 if released else 2 * _IDLE_S
 
     async def take_over(self) -> float:
@@ -264,7 +337,7 @@ class Worker:
     def services(self) -> list[Service]:
         """Everything that stops when the worker is asked to leave."""
         services = [
-            Service("recover", self.recover, deadline_s=600.0),
+            Service("recover", self.recover, wake=self._adopted, deadline_s=600.0),
             Service("feed", self.feed),
             Service("retire", self.retire),
             Service("sweep", self.sweep),
@@ -273,10 +346,19 @@ class Worker:
             Service("forget", self.forget),
             Service("controls", self.follow_controls),
             Service("partitions", self.partition),
+            Service("tidy", self.tidy),
         ]
-        for name, box in self.dispatcher.outboxes.items():
-            services.append(Service(f"take {name}", partial(self.take, name), wake=box.room))
+        if self._configuration is not None:
+            services.append(Service("configuration", self.follow_configuration))
+        services += [self._taking(name) for name in self.dispatcher.outboxes]
         return services
+
+    def _taking(self, name: str) -> Service:
+        return Service(f"take {name}", partial(self.take, name), wake=self.dispatcher.outboxes[name].room)
+
+    def _settling(self, name: str) -> Service:
+        due = self.dispatcher.outboxes[name].settle_due
+        return Service(f"settle {name}", partial(self.dispatcher.settle, name), wake=due)
 
     def lasting(self) -> list[Service]:
         """Everything that goes on until what is in flight has ended, is settled and recorded."""
@@ -288,10 +370,7 @@ class Worker:
         ]
         if self._keep_up is not None:
             services.append(Service("servers", self.keep_servers_up))
-        for name, box in self.dispatcher.outboxes.items():
-            services.append(
-                Service(f"settle {name}", partial(self.dispatcher.settle, name), wake=box.settle_due)
-            )
+        services += [self._settling(name) for name in self.dispatcher.outboxes]
         return services
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -302,14 +381,24 @@ class Worker:
         done, asked = asyncio.Event(), asyncio.create_task(_moment(stop))
         if not await insist(self.begin, stop=stop, away=AWAY):
             return
-        log.info("worker_started", extra={"fields": {"worker": self.dispatcher.worker, "pid": os.getpid()}})
+        self._lasting = Crew(self.lasting(), stop=done, away=AWAY, grace_s=1.0, on_stuck=self._on_stuck)
+        self._working = Crew(self.services(), stop=stop, away=AWAY, on_stuck=self._on_stuck)
+        fields = {
+            "worker": self.dispatcher.worker,
+            "pid": os.getpid(),
+            "partners": sorted(self.dispatcher.outboxes),
+        }
+        log.info("worker_started", extra={"fields": fields})
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                run(self.lasting(), stop=done, away=AWAY, grace_s=1.0, on_stuck=self._on_stuck),
-                name="lasting",
-            )
-            await run(self.services(), stop=stop, away=AWAY, on_stuck=self._on_stuck)
+            group.create_task(self._lasting.run(), name="lasting")
+            await self._working.run()
             await self._leave(done, await asked)
+
+    def ails(self) -> tuple[str, ...]:
+        """Names of services that are stuck or whose store is away, `start` before there are any."""
+        if self._working is None or self._lasting is None:
+            return ("start",)
+        return self._working.ails() + self._lasting.ails()
 
     async def _leave(self, done: asyncio.Event, asked: float) -> None:
         loop = asyncio.get_running_loop()

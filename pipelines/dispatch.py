@@ -178,9 +178,7 @@ class Dispatcher:
     async def drop_closed(self) -> list[str]:
         """Give back what closed outboxes did not send; drop those with nothing left, and name them."""
         dropped = []
-        for name, box in list(self.outboxes.items()):
-            if not box.leaving:
-                continue
+        for name, box in [(name, box) for name, box in self.outboxes.items() if box.leaving]:
             await self._give_back(box)
             await self._learn_recorded(box)
             # Opened again meanwhile, or a heartbeat made it doubtful: then later.

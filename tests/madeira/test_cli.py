@@ -107,3 +107,28 @@ def test_every_mistake_is_a_line_and_exit_2(config: Path) -> None:
     result = called(config, "check", "--offline")
     assert result.exit_code == 2
     assert [line.split(" ")[0] for line in result.output.splitlines()] == ["jobs.toml:3:", "jobs.toml:4:"]
+
+
+def test_tags_that_no_partner_has(config: Path) -> None:
+    """A worker for nobody was meant for somebody: exit 2, before any server is asked, and what tags there are."""
+    config.write_text(JOBS + 'tags = { region = "sh", size = "s" }\n')
+    for given, wanted in ((("region=bj",), "region=bj"), (("region=sh,size=l",), "region=sh, size=l")):
+        result = called(config, "work", *(part for tags in given for part in ("--tags", tags)))
+        assert result.exit_code == 2, result.output
+        assert f"no partner in {config} has {wanted}; tags there are region=sh, size=s" in result.output
+    assert called(config, "work", "--tags", "region").exit_code == 2
+
+
+def test_keys_of_partners_with_other_tags_need_not_be_there(config: Path, redis_url: str) -> None:
+    """Whoever does not send to a partner need not know its secrets; whoever does is refused without them."""
+    config.write_text(
+        JOBS
+        + 'tags = { region = "sh" }\n'
+        + JOBS.replace("AB", "CD")
+        + 'signing_key_env = "NOT_SET"\ntags = { region = "bj" }\n'
+    )
+    nowhere = f"postgresql://127.0.0.1:{free_port()}/x"
+    stores = {"MADEIRA_DATABASE_URL": nowhere, "MADEIRA_REDIS_URL": redis_url}
+    assert called(config, "work", "--tags", "region=sh", **stores).exit_code == 3
+    refused = called(config, "work", "--tags", "region=bj", **stores)
+    assert (refused.exit_code, "partners.CD: a variable" in refused.output) == (2, True), refused.output

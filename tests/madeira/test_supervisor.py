@@ -37,7 +37,7 @@ async def supervised(
 ) -> AsyncIterator[tuple[asyncio.Event, asyncio.Task[int]]]:
     """A supervisor at work, as its `stop` and its end; no child outlives the test, whatever happens in it."""
     stop = asyncio.Event()
-    ended = asyncio.create_task(supervise(command, processes=processes, stop=stop, grace_s=grace_s))
+    ended = asyncio.create_task(supervise(command, processes=processes, stop=stop, grace_s=lambda: grace_s))
     try:
         yield stop, ended
     finally:
@@ -167,4 +167,4 @@ async def test_stop_before_anything_began(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("MADEIRA_VAR", str(tmp_path))
     stop = asyncio.Event()
     stop.set()
-    assert await supervise(["work"], processes=2, stop=stop, grace_s=5) == 0
+    assert await supervise(["work"], processes=2, stop=stop, grace_s=lambda: 5.0) == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from madeira.banks import Bank, Banks
+from madeira.settings import Settings, load
 from madeira.worker import Stores, Worker, new_worker_id, open_stores
+from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.webhook import Webhook
-from streams import leases
+from streams import gauges, leases
 from tests.partner import banks, partner
 from tests.pipelines.shift import FORGIVING
 
@@ -26,6 +29,8 @@ class Place:
     worker: Worker
     stores: Stores
     banks: Banks
+    partner: Partner
+    """AB, as it was at the start."""
 
     async def sql(self, query: str) -> list[tuple[object, ...]]:
         """What the record says, or a change of it."""
@@ -33,19 +38,36 @@ class Place:
             cursor = await connection.execute(query.encode())
             return await cursor.fetchall() if cursor.description else []
 
-    async def order(self, rows: int) -> None:
-        """Released deliveries for AB, made just now."""
+    async def order(self, rows: int, *, to: str = "AB") -> None:
+        """Released deliveries, made just now."""
         await self.sql(
-            f"""WITH b AS (INSERT INTO batch (job, business_date, state) VALUES ('j', '2026-03-02', 'released')
-                           RETURNING id),
+            f"""WITH b AS (INSERT INTO batch (job, business_date, state)
+                           VALUES ('j-{to}', '2026-03-02', 'released') RETURNING id),
                      e AS (INSERT INTO event (source, event_id, event_type, body, body_sha256, trace_id, created_at,
                                               batch_id)
-                           SELECT 'j', n::text, 'payment', '{{}}', '', repeat('a', 32), now(), b.id
+                           SELECT 'j', '{to}' || n, 'payment', '{{}}', '', repeat('a', 32), now(), b.id
                            FROM b, generate_series(1, {rows}) AS n RETURNING id, event_id, batch_id),
                      d AS (INSERT INTO delivery (event, partner, row_number, batch_id, updated_at)
-                           SELECT id, 'AB', event_id::integer, batch_id, now() FROM e)
-                INSERT INTO batch_partner (batch_id, partner, rows) SELECT id, 'AB', {rows} FROM b"""
+                           SELECT id, '{to}', ltrim(event_id, '{to}')::integer, batch_id, now() FROM e)
+                INSERT INTO batch_partner (batch_id, partner, rows) SELECT id, '{to}', {rows} FROM b"""
         )
+
+    async def due(self, name: str) -> None:
+        """The second is over that follows a recovery without a slot."""
+        keys = self.stores.transit.keys.partner(name, self.partner.tenant)
+        await self.stores.transit.redis.hset(keys.pace, "tat", 0)
+
+    async def ended(self) -> None:
+        """Every send that is under way has ended and is handed in."""
+        for name, box in self.worker.dispatcher.outboxes.items():
+            await asyncio.gather(*box.sending.values())
+            await self.worker.dispatcher.settle(name)
+
+    async def until(self, ask: Callable[[], object]) -> None:
+        """Look again and again until it is so."""
+        async with asyncio.timeout(60):
+            while not ask():  # noqa: ASYNC110 - a turn of the loop
+                await asyncio.sleep(0.01)
 
     async def until_open(self) -> None:
         """Recover for the first time, and let this worker know."""
@@ -55,7 +77,14 @@ class Place:
 
 @asynccontextmanager
 async def place(
-    database_url: str, redis_url: str, key_prefix: str, folder: Path, bank: Bank | None = None
+    database_url: str,
+    redis_url: str,
+    key_prefix: str,
+    folder: Path,
+    bank: Bank | None = None,
+    *,
+    drains: Callable[[Partner], bool] = lambda _: True,
+    configuration: Callable[[], Settings | None] | None = None,
 ) -> AsyncIterator[Place]:
     """A worker that has not begun."""
     async with (
@@ -64,7 +93,8 @@ async def place(
         open_stores(database_url, redis_url, key_prefix=key_prefix) as stores,
     ):
         to = replace(partner(received.endpoint("AB")), qps=1000, lateness=FORGIVING)
-        yield Place(Worker(stores, webhook, {"AB": to}), stores, received)
+        worker = Worker(stores, webhook, {"AB": to}, drains=drains, configuration=configuration)
+        yield Place(worker, stores, received, to)
 
 
 @pytest.fixture
@@ -229,3 +259,143 @@ async def test_a_whole_life(database_url: str, redis_url: str, key_prefix: str, 
 def test_ids_are_new() -> None:
     """Nobody had it before."""
     assert len({new_worker_id() for _ in range(1000)}) == 1000
+
+
+async def _started(at: Place) -> None:
+    """In generation 1, with its lease, and the rates known to Redis."""
+    await at.until_open()
+    await at.worker.begin()
+    await at.worker.follow()
+    await at.due("AB")
+
+
+def _settings(**partners: Partner) -> Settings:
+    """jobs.toml with these partners, as it reads after a change."""
+    return replace(load({"MADEIRA_CONFIG": os.devnull}), partners=partners)
+
+
+async def test_a_new_partner_is_introduced_and_sent_to(at: Place) -> None:
+    """Its outbox is there at once, its first send follows its introduction; the other one's slots go on meanwhile."""
+    await _started(at)
+    ab = at.worker.dispatcher.outboxes["AB"].partner
+    cd = replace(ab, name="CD", endpoint=at.banks.endpoint("CD"))
+    at.worker.adopt(_settings(AB=ab, CD=cd))
+    assert at.worker.dispatcher.outboxes.keys() == {"AB", "CD"}
+    assert at.worker.dispatcher.outboxes["AB"].partner is ab
+    await at.worker.follow()
+    assert await at.worker.take("CD") > 0, "not introduced yet: nobody sends, and nothing fails"
+    await at.order(1)
+    await at.worker.feeder.step(1)
+    await at.worker.take("AB")
+    assert at.worker.dispatcher.in_flight == 1
+
+    await at.order(1, to="CD")
+    await at.worker.recover()
+    await at.worker.follow()
+    await at.due("CD")
+    while await at.worker.feeder.step(1):
+        pass
+    await at.worker.take("CD")
+    assert at.worker.dispatcher.in_flight == 2
+    await at.ended()
+    assert sorted(entry.id for entry in at.banks.entries()) == ["j:AB1", "j:CD1"]
+    assert at.worker.dispatcher.generation == 1, "nobody had to recover for a new partner"
+
+
+async def test_a_changed_rate_reaches_redis_before_the_next_slot(at: Place) -> None:
+    """Between the change and Redis's knowing of it nothing is taken."""
+    await _started(at)
+    slow = replace(at.worker.dispatcher.outboxes["AB"].partner, qps=7)
+    at.worker.adopt(_settings(AB=slow))
+    await at.order(1)
+    await at.worker.feeder.step(1)
+    await at.worker.take("AB")
+    assert at.worker.dispatcher.in_flight == 0
+    await at.worker.follow()
+    pace = at.worker.dispatcher.outboxes["AB"].keys.pace
+    assert int(await at.stores.transit.redis.hget(pace, "interval_us")) == slow.interval_us
+    await at.worker.take("AB")
+    assert at.worker.dispatcher.in_flight == 1
+    await at.ended()
+
+
+async def test_a_partner_that_is_taken_out_ends_what_is_in_flight(at: Place) -> None:
+    """Nothing more is taken for it; its outbox is gone once all is recorded, and it is taken up again as it was."""
+    await _started(at)
+    ab = at.worker.dispatcher.outboxes["AB"].partner
+    await at.order(2)
+    await at.worker.feeder.step(1)
+    await at.worker.take("AB")
+    begun = at.worker.dispatcher.in_flight
+    assert begun > 0
+    at.worker.adopt(_settings())
+    await at.worker.take("AB")
+    assert at.worker.dispatcher.in_flight == begun
+    await at.worker.tidy()
+    assert "AB" in at.worker.dispatcher.outboxes
+    await at.ended()
+    await at.worker.record()
+    await at.worker.tidy()
+    assert at.worker.dispatcher.outboxes == {}
+    succeeded = "SELECT count(*) FROM delivery WHERE status = 'succeeded'"
+    assert await at.sql(succeeded) == [(begun,)]
+    assert await at.worker.recovery.needed() is None
+
+    at.worker.adopt(_settings(AB=ab))
+    while await at.worker.feeder.step(1):
+        pass
+    while await at.sql(succeeded) != [(2,)]:
+        await at.worker.take("AB")
+        await at.ended()
+        await at.worker.record()
+    assert sorted(entry.id for entry in at.banks.entries()) == ["j:AB1", "j:AB2"]
+
+
+async def test_a_worker_with_tags_sends_to_some_and_serves_all(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """It has outboxes of those with its tags only, also after a change; retries of all are released by it."""
+
+    def tagged(to: Partner) -> bool:
+        return ("region", "sh") in to.tags
+
+    async with place(database_url, redis_url, key_prefix, tmp_path, drains=tagged) as at:
+        assert at.worker.dispatcher.outboxes == {}
+        await _started(at)
+        ab = at.partner
+        await at.order(1)
+        await at.worker.feeder.step(1)
+        keys = at.stores.transit.keys.partner("AB", ab.tenant)
+        assert (await gauges.gauge(at.stores.transit, keys)).batch == 1
+        at.worker.adopt(_settings(AB=replace(ab, tags=(("region", "sh"), ("size", "s")))))
+        assert at.worker.dispatcher.outboxes.keys() == {"AB"}
+        await at.worker.follow()
+        await at.worker.take("AB")
+        await at.ended()
+        assert [entry.id for entry in at.banks.entries()] == ["j:AB1"]
+
+
+async def test_partners_come_and_go_while_it_works(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """By a changed jobs.toml alone: a new partner's payments are sent, and the old one's are not any more."""
+    said: list[Settings] = []
+    async with place(
+        database_url,
+        redis_url,
+        key_prefix,
+        tmp_path,
+        configuration=lambda: said.pop() if said else None,
+    ) as at:
+        stop = asyncio.Event()
+        life = asyncio.create_task(at.worker.run(stop))
+        await at.order(1)
+        await at.until(lambda: len(at.banks.entries()) == 1)
+        await at.order(1, to="CD")
+        said.append(_settings(CD=replace(at.partner, name="CD", endpoint=at.banks.endpoint("CD"))))
+        await at.until(lambda: len(at.banks.entries()) == 2)
+        await at.until(lambda: at.worker.dispatcher.outboxes.keys() == {"CD"})
+        assert at.worker.ails() == ()
+        stop.set()
+        await life
+        assert await at.sql("SELECT count(*) FROM delivery WHERE status = 'succeeded'") == [(2,)]

@@ -1,0 +1,197 @@
+"""The commands that run until they are asked to leave: `work`, `schedule` and `up`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime, timedelta
+
+from madeira.commands import scheduler_for
+from madeira.exit import leave_within
+from madeira.runtime import brief, stop_on_signals
+from madeira.settings import Settings, load
+from madeira.supervisor import leave_with_supervisor, supervise, supervisor_gone
+from madeira.wiring import Servers, servers
+from madeira.worker import Worker, open_stores
+from scheduler.service import Service
+from sinks.partner import Partner
+from sinks.webhook import Webhook
+from streams.errors import ConfigurationError, MadeiraError, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+Tags = tuple[tuple[str, str], ...]
+"""Names and values, all of which a partner must have."""
+
+_CONNECTIONS = 512
+_SERVERS_S = 5.0
+"""What a supervisor has for the embedded servers, after its children have left."""
+_STUCK_S = 5.0
+_SCHEDULER_S = 25.0
+
+
+async def work(settings: Settings, *, processes: int, tags: Tags) -> int:
+    """One worker process for the partners with these tags, or a supervisor over several."""
+    stop = asyncio.Event()
+    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + (_SERVERS_S if processes > 1 else 0.0)))
+    require_ready(settings, tags)
+    _require_partners(settings, tags)
+    with servers(settings) as where:
+        if processes > 1:
+            return await supervise(
+                ["work", *_tag_options(tags)],
+                processes=processes,
+                stop=stop,
+                grace_s=lambda: _grace_s(settings),
+            )
+        await work_until(stop, settings, where, tags=tags)
+    return 0
+
+
+async def up(settings: Settings, *, processes: int) -> int:
+    """Workers and scheduler, as processes of their own, until a signal."""
+    stop = asyncio.Event()
+    stop_on_signals(stop, lambda: leave_within(_grace_s(settings) + _SERVERS_S))
+
+    async def kept(command: str, number: int) -> int:
+        return await supervise([command], processes=number, stop=stop, grace_s=lambda: _grace_s(settings))
+
+    with servers(settings):
+        codes = await asyncio.gather(kept("work", processes), kept("schedule", 1))
+    return max(codes)
+
+
+async def work_until(stop: asyncio.Event, settings: Settings, where: Servers, *, tags: Tags = ()) -> None:
+    """All services of one worker process until `stop` is set."""
+    require_ready(settings, tags)
+    # What is there by now stays; a full collection over it would cost tens of milliseconds, and their slots.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+    async with AsyncExitStack() as opened:
+        stores = await opened.enter_async_context(
+            open_stores(where.database_url, where.redis_url, key_prefix=settings.key_prefix)
+        )
+        webhook = await opened.enter_async_context(Webhook.open(connections=_CONNECTIONS))
+        worker = Worker(
+            stores,
+            webhook,
+            settings.partners,
+            drains=lambda partner: _has(partner, tags),
+            keep_up=_keep_up(where),
+            on_stuck=lambda: leave_within(_STUCK_S),
+        )
+        ended = asyncio.create_task(leave_with_supervisor(stop, lambda: leave_within(_grace_s(settings))))
+        try:
+            await worker.run(stop)
+        finally:
+            ended.cancel()
+
+
+def _has(partner: Partner, tags: Tags) -> bool:
+    return set(tags) <= set(partner.tags)
+
+
+def _tag_options(tags: Tags) -> Iterable[str]:
+    return (f"--tags={name}={value}" for name, value in tags)
+
+
+def _require_partners(settings: Settings, tags: Tags) -> None:
+    """Somebody who sends to nobody was meant to send to somebody."""
+    if tags and not any(_has(partner, tags) for partner in settings.partners.values()):
+        wanted = ", ".join(f"{name}={value}" for name, value in tags)
+        there = sorted(
+            {f"{name}={value}" for partner in settings.partners.values() for name, value in partner.tags}
+        )
+        raise ConfigurationError(
+            (
+                f"--tags: no partner in {settings.config} has {wanted}; "
+                + (f"tags there are {', '.join(there)}" if there else "no partner there has tags"),
+            )
+        )
+
+
+def _keep_up(where: Servers) -> Callable[[], None] | None:
+    """Starts embedded servers again that died; None where both are given.
+
+    What it does raises `EmbeddedError` for what may pass, and `RuntimeError` once a server had to take another
+    port: then whoever has the old URL must leave and be started again.
+    """
+    embedded = where.embedded
+    if embedded is None:
+        return None
+    urls = embedded.servers.redis_url, embedded.servers.database_url
+
+    def keep_up() -> None:
+        now = embedded.again()
+        if (now.redis_url, now.database_url) != urls:
+            raise RuntimeError("another program took an embedded server's port; start this process again")
+
+    return keep_up
+
+
+def require_ready(settings: Settings, tags: Tags = ()) -> None:
+    """A partner whose signing key is not set must not be sent unsigned payments. Raises `ConfigurationError`.
+
+    Only those with these tags: whoever does not send to a partner need not have its keys.
+    """
+    unready = sorted(name for name in settings.unready_partners if _has(settings.partners[name], tags))
+    if unready:
+        raise ConfigurationError(
+            tuple(
+                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not "
+                "set; set it, or take that line out"
+                for name in unready
+            )
+        )
+
+
+def _grace_s(settings: Settings) -> float:
+    """How long leaving may take, by jobs.toml as it is now, which may have changed since `settings` were read."""
+    timeouts = [partner.timeout for partner in settings.partners.values()]
+    with suppress(MadeiraError):
+        timeouts += [partner.timeout for partner in load(os.environ).partners.values()]
+    return max(timeouts, default=timedelta(0)).total_seconds() + 5.0
+
+
+def schedule(settings: Settings) -> int:
+    """Fire jobs until SIGTERM or SIGINT; leave with 1 when a job is no longer looked at."""
+    stop = threading.Event()
+
+    def asked(*_: object) -> None:
+        if not stop.is_set():
+            leave_within(_SCHEDULER_S)  # a run under way is gone on with by the next scheduler
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked)
+    with servers(settings) as where:
+        service = Service(scheduler_for(settings, where.database_url, now=_now))
+        service.start()
+        keep_up = _keep_up(where)
+        try:
+            while not stop.wait(1.0):
+                if keep_up is not None:
+                    try:
+                        keep_up()
+                    except StoreUnavailable as error:
+                        log.warning("servers_not_kept_up", extra={"fields": {"error": brief(error)}})
+                if service.stuck(_now()):
+                    leave_within(_STUCK_S)
+                    return 1
+                if supervisor_gone():
+                    log.warning("supervisor_gone")
+                    asked()
+        finally:
+            service.stop()
+    return 0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
