@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import psutil
 import psycopg
 
 from streams.keys import Keys
-from tests.bench.site import ROOT, Rate, Sent, Serving, Site, cpu_s, end, wait_until
+from tests.bench.site import DURABILITIES, ROOT, Rate, Sent, Serving, Site, cpu_s, end, wait_until
 
 _COUNTS = {"bare": 40_000, "redis": 30_000, "postgres": 20_000}
 _CONNECTIONS = 50
@@ -39,6 +40,7 @@ class Ingest:
     bare_p50_ms: float
     bare_p99_ms: float
     cpu_s_per_1000: float
+    bare_cpu_s_per_1000: float
     senders_cpu_share: float
     with_worker_per_second: float
 
@@ -48,24 +50,22 @@ def measure(site: Site, *, rounds: int = 3) -> list[Ingest]:
     site.write_jobs([Rate("P", 100_000, 4 * _CONNECTIONS)])
     site.clear()
     sent: dict[str, list[Sent]] = {name: [] for name in _COUNTS}
-    cpu: dict[str, list[float]] = {"redis": [], "postgres": []}
+    cpu: dict[str, list[float]] = {name: [] for name in _COUNTS}
     with _bare(site) as bare, site.serve() as serving:
         for n in range(rounds):
-            sent["bare"].append(_send(site, bare, "bare", f"bare-{n}"))
-            for durability, used in cpu.items():
-                before = cpu_s([serving.process])
-                sent[durability].append(_send(site, serving.port, durability, f"{durability}-{n}"))
-                used.append((cpu_s([serving.process]) - before) / _COUNTS[durability] * 1000)
-                _all_kept(site, durability)
-                site.clear()
+            for name, server in (("bare", bare), *((durability, serving) for durability in DURABILITIES)):
+                before = cpu_s([server.process])
+                sent[name].append(_send(site, server.port, name, f"{name}-{n}"))
+                cpu[name].append((cpu_s([server.process]) - before) / _COUNTS[name] * 1000)
+                if server is serving:
+                    _all_kept(site, name)
+                    site.clear()
         beside = _beside_worker(site, serving)
-    return [
-        _medians(durability, sent[durability], sent["bare"], used, beside[durability])
-        for durability, used in cpu.items()
-    ]
+    return [_medians(durability, sent, cpu, beside[durability]) for durability in DURABILITIES]
 
 
-def _medians(name: str, ours: list[Sent], bare: list[Sent], cpu: list[float], beside: float) -> Ingest:
+def _medians(name: str, sent: dict[str, list[Sent]], cpu: dict[str, list[float]], beside: float) -> Ingest:
+    ours, bare = sent[name], sent["bare"]
     ratios = tuple(one.per_second / other.per_second for one, other in zip(ours, bare, strict=True))
     return Ingest(
         durability=name,
@@ -79,7 +79,8 @@ def _medians(name: str, ours: list[Sent], bare: list[Sent], cpu: list[float], be
         p99_ms=statistics.median(each.p99_ms for each in ours),
         bare_p50_ms=statistics.median(each.p50_ms for each in bare),
         bare_p99_ms=statistics.median(each.p99_ms for each in bare),
-        cpu_s_per_1000=statistics.median(cpu),
+        cpu_s_per_1000=statistics.median(cpu[name]),
+        bare_cpu_s_per_1000=statistics.median(cpu["bare"]),
         senders_cpu_share=statistics.median(each.cpu_share for each in ours),
         with_worker_per_second=beside,
     )
@@ -116,7 +117,7 @@ def _all_kept(site: Site, durability: str) -> None:
 def _beside_worker(site: Site, serving: Serving) -> dict[str, float]:
     """Posts per second while a worker routes and sends."""
     found = {}
-    for durability in ("redis", "postgres"):
+    for durability in DURABILITIES:
         site.clear()
         work = site.madeira("work")
         try:
@@ -128,11 +129,11 @@ def _beside_worker(site: Site, serving: Serving) -> dict[str, float]:
 
 
 @contextmanager
-def _bare(site: Site) -> Iterator[int]:
+def _bare(site: Site) -> Iterator[Serving]:
     port_file = site.folder / "bare_web.port"
     process = subprocess.Popen([sys.executable, "-m", "tests.bench.bare_web", str(port_file)], cwd=ROOT)
     try:
         wait_until(port_file.exists, seconds=15)
-        yield int(port_file.read_text())
+        yield Serving(int(port_file.read_text()), psutil.Process(process.pid))
     finally:
         end(process)

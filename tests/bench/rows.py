@@ -88,6 +88,8 @@ def _ingest(durabilities: list[dict[str, Any]]) -> list[Row]:
              f"≥ {least:.2f}", i["ratio"] >= least),
             (f"the same beside a worker, {i['durability']}", f"{i['with_worker_per_second']:,.0f}/s", "",
              "reported", True),
+            (f"CPU per 1,000 posts, {i['durability']}", f"{i['cpu_s_per_1000']:.3f} s",
+             f"bare handler {i['bare_cpu_s_per_1000']:.3f} s", "reported", True),
         ]  # fmt: skip
     return rows
 

@@ -76,7 +76,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A `madeira serve` that listens on `port`."""
+    """A server that listens on `port`."""
 
     port: int
     process: psutil.Process
