@@ -16,6 +16,7 @@ import binascii
 import hmac
 from base64 import b64decode, b64encode
 from hashlib import sha256
+from secrets import token_bytes
 from typing import Final
 
 from sinks.partner import SignatureScheme
@@ -104,6 +105,33 @@ class Signer:
             ("Madeira-Timestamp", str(timestamp_s)),
             ("Madeira-Signature", ",".join([mac.digest(message).hex() for mac in self._macs])),
         )
+
+
+class Verifier:
+    """Checks the `madeira` scheme for one sender; made once, used for every request.
+
+    Without secrets nothing is ever valid, and finding that out takes as long. Raises `ValueError` as `key_bytes`
+    does.
+    """
+
+    __slots__ = ("_known", "_macs")
+
+    def __init__(self, secrets: tuple[bytes, ...]) -> None:
+        self._known = bool(secrets)
+        self._macs = tuple(_Mac(key_bytes(secret)) for secret in secrets or (token_bytes(32),))
+
+    def fits(self, message: bytes, *, timestamp: str, signature: str) -> bool:
+        """Whether one value of `signature` is a secret's over *timestamp, newline, message*; constant time.
+
+        `timestamp` is ASCII, and whether it is recent is the caller's question. Hex digits may be capital.
+        """
+        if not signature.isascii():
+            return False
+        signed = b"%s\n%s" % (timestamp.encode(), message)
+        expected = [mac.digest(signed).hex() for mac in self._macs]
+        offered = [value.strip().lower() for value in signature.split(",")]
+        matches = [hmac.compare_digest(value, wanted) for value in offered for wanted in expected]
+        return any(matches) and self._known
 
 
 def sign(

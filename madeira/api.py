@@ -1,0 +1,611 @@
+"""The HTTP side of `madeira serve`: signed events come in, and their senders may ask where they are.
+
+One coroutine answers a request, without router, middleware or a line of log. What it knows of sources is swapped as
+a whole by `adopt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Final, Protocol, assert_never
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from aiohttp import web
+from aiolimiter import AsyncLimiter
+
+from madeira.format import Mistake, read, trace_of
+from madeira.inlet import Held, Room, body_of, claim_of, content_fault
+from madeira.metrics import CONTENT_TYPE, Endpoint, Refusal
+from madeira.problem import JSON, NDJSON, Answer, Kind, problem
+from pipelines import intake
+from pipelines.intake import Away, Intake, Unavailable, Unstorable
+from pipelines.live_source import Durability, LiveSource
+from pipelines.whereabouts import Whereabouts
+from sinks.signature import Verifier
+from streams.envelope import EVENT_ID
+from streams.errors import StoreUnavailable
+from streams.inbound import Accepted, Inbound, Verdict
+
+log = logging.getLogger(__name__)
+
+EVENTS: Final = "/v1/events"
+BULK: Final = "/v1/events/bulk"
+BULK_BODY: Final = 16 << 20
+BULK_LINES: Final = 10_000
+BODY_WITHIN: Final = timedelta(seconds=10)
+MOST_HELD: Final = 128 << 20
+"""Bytes of bodies that one process holds, all requests together."""
+
+_OPENAPI: Final = Path(__file__).with_name("openapi.json")
+_JSON: Final = frozenset({JSON})
+_LINES: Final = frozenset({NDJSON, "application/ndjson", "application/jsonl", JSON})
+_LINES_AT_ONCE: Final = 500  # read without letting others have their turn: about 5 ms
+_STORE_RETRY_S: Final = 5
+_UNKNOWN: Final = LiveSource("")
+_REASONS: Final = {
+    Kind.FORMAT: Refusal.FORMAT,
+    Kind.HEADERS: Refusal.SIGNATURE,
+    Kind.SIGNATURE: Refusal.SIGNATURE,
+    Kind.SLOW: Refusal.SLOW,
+    Kind.CONFLICT: Refusal.CONFLICT,
+    Kind.SIZE: Refusal.SIZE,
+    Kind.CONTENT: Refusal.CONTENT,
+    Kind.RATE: Refusal.RATE,
+    Kind.STORE: Refusal.STORE,
+    Kind.FULL: Refusal.FULL,
+    Kind.NOT_READY: Refusal.NOT_READY,
+    Kind.LEAVING: Refusal.LEAVING,
+}
+_STORE_WORDS: Final = {
+    Away.POSTGRES: "PostgreSQL does not answer",
+    Away.REDIS: "Redis does not answer",
+    Away.FULL: "Redis is at its memory limit",
+    Away.BUSY: "too many events are waiting",
+    Away.CLOSING: "this process is leaving",
+}
+
+
+class Counts(Protocol):
+    """What is counted of requests; `madeira.metrics.Metrics`."""
+
+    def accepted(self, source: str, durability: Durability, n: int = 1) -> None: ...
+    def duplicate(self, source: str, durability: Durability, n: int = 1) -> None: ...
+    def refused(self, source: str, reason: Refusal, n: int = 1) -> None: ...
+    def ingested(self, endpoint: Endpoint, seconds: float) -> None: ...
+    async def render(self) -> bytes: ...
+
+
+class _Taken(msgspec.Struct, frozen=True):
+    """The body of a 202."""
+
+    status: str
+    event_id: str
+    trace_id: str
+
+
+class _LineTaken(msgspec.Struct, frozen=True):
+    line: int
+    status: str
+    event_id: str
+    trace_id: str
+
+
+class _LineRefused(msgspec.Struct, frozen=True, omit_defaults=True):
+    line: int
+    code: int
+    type: str
+    title: str
+    detail: str
+    status: str = msgspec.field(default_factory=lambda: "refused")  # a factory: it is never left out
+    event_id: str | None = None
+    trace_id: str | None = None
+    errors: tuple[Mistake, ...] = ()
+
+
+_Line = _LineTaken | _LineRefused
+
+
+class _Try(msgspec.Struct, frozen=True):
+    number: int
+    sent_at: datetime | None
+    status_code: int | None
+    outcome: str
+    reason: str
+    may_have_arrived: bool
+
+
+class _Delivery(msgspec.Struct, frozen=True):
+    partner: str
+    status: str
+    attempts: tuple[_Try, ...]
+    possible_duplicate: bool
+    next_attempt_at: datetime | None
+
+
+class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a 200 about an event."""
+
+    event_id: str
+    source: str
+    trace_id: str
+    status: str
+    deliveries: tuple[_Delivery, ...]
+    event_type: str | None = None
+    accepted_at: datetime | None = None
+    reason: str | None = None
+
+
+class _Door:
+    """One source as this process lets it in: its secrets ready for use, its share of the rate."""
+
+    __slots__ = ("posts", "reads", "retry_s", "source", "verifier")
+
+    def __init__(self, source: LiveSource, processes: int) -> None:
+        self.source = source
+        self.verifier = Verifier(source.keys)
+        share = source.rate / processes
+        self.posts = _limiter(share)
+        self.reads = _limiter(share)
+        self.retry_s = max(1, round(1 / share))
+
+
+def _limiter(per_second: float) -> AsyncLimiter:
+    return AsyncLimiter(per_second, 1) if per_second >= 1 else AsyncLimiter(1, 1 / per_second)
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    """One event that is not taken, before it is known whether that becomes a line or a whole answer."""
+
+    kind: Kind
+    detail: str
+    errors: tuple[Mistake, ...] = ()
+    event_id: str | None = None
+    trace_id: str | None = None
+    retry_after_s: int | None = None
+
+
+class Api:
+    """Answers every request of one process. Call `adopt` before the first."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        counts: Counts,
+        *,
+        processes: int = 1,
+        body_within: timedelta = BODY_WITHIN,
+        most_held: int = MOST_HELD,
+        troubles: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`processes` share each source's rate. `troubles` names what else keeps this process from being ready."""
+        self._intake = intake
+        self._counts = counts
+        self._processes = processes
+        self._body_within = body_within
+        self._room = Room(most_held)
+        self._troubles = troubles
+        self._doors: dict[str, _Door] = {}
+        self._nobody = _Door(_UNKNOWN, 1)
+        self._unready: frozenset[str] = frozenset()
+        self._largest = _UNKNOWN.max_body
+        self._openapi = _OPENAPI.read_bytes()
+        self._under_way = 0
+        self._leaving = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def adopt(self, sources: Mapping[str, LiveSource], unready: Collection[str] = ()) -> None:
+        """Let these in from now on; the rate of a source that changed begins anew.
+
+        `unready` are sources whose secret is not set.
+        """
+        before = self._doors
+        self._doors = {
+            name: before[name]
+            if name in before and before[name].source == source
+            else _Door(source, self._processes)
+            for name, source in sources.items()
+        }
+        self._unready = frozenset(unready)
+        self._largest = max([_UNKNOWN.max_body, *(source.max_body for source in sources.values())])
+
+    def leave(self) -> None:
+        """Refuse what comes from now on; `/readyz` says so."""
+        self._leaving = True
+
+    async def idle(self) -> None:
+        """Until no request is under way."""
+        await self._idle.wait()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The answer to any request."""
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            return await self._dispatch(request)
+        except ConnectionError:
+            # The client hung up: nobody reads this.
+            return problem(Kind.SLOW, "the connection ended").closing()
+        except Exception:
+            log.exception("request_failed", extra={"fields": {"path": request.path[:200]}})
+            return problem(Kind.INTERNAL, "see the log of this process").closing()
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def _dispatch(self, request: web.BaseRequest) -> Answer:
+        target = request.raw_path
+        if not target.startswith("/"):  # RFC 9112 3.2.2: a whole address is fine, too
+            parts = urlsplit(target)
+            target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        path = target.partition("?")[0]
+        method = request.method
+        if path in (EVENTS, BULK):
+            if method != "POST":
+                return _not_allowed("POST")
+            begun = perf_counter()
+            if path == EVENTS:
+                answer = await self._post(request, Endpoint.ONE)
+                self._counts.ingested(Endpoint.ONE, perf_counter() - begun)
+            else:
+                answer = await self._post(request, Endpoint.BULK)
+                self._counts.ingested(Endpoint.BULK, perf_counter() - begun)
+            return answer
+        if path.startswith(f"{EVENTS}/"):
+            if method not in ("GET", "HEAD"):
+                return _not_allowed("GET, HEAD")
+            return await self._get(request, target, unquote(path.removeprefix(f"{EVENTS}/")))
+        if path not in ("/healthz", "/readyz", "/metrics", "/openapi.json"):
+            return problem(Kind.NOT_FOUND, "see /openapi.json for what is here")
+        if method not in ("GET", "HEAD"):
+            return _not_allowed("GET, HEAD")
+        if path == "/healthz":
+            return Answer(200, b'{"status":"alive"}')
+        if path == "/readyz":
+            return self._ready()
+        if path == "/metrics":
+            return Answer(200, await self._counts.render(), CONTENT_TYPE)
+        return Answer(200, self._openapi)
+
+    def _ready(self) -> Answer:
+        away = [str(store) for store in self._intake.health()]
+        away += self._troubles()
+        if self._leaving:
+            away.append("leaving")
+        if away:
+            return Answer(503, msgspec.json.encode({"status": "not_ready", "away": away}))
+        return Answer(200, b'{"status":"ready"}')
+
+    # ------------------------------------------------------------------------------------------ events in
+
+    async def _post(self, request: web.BaseRequest, endpoint: Endpoint) -> Answer:
+        one = endpoint is Endpoint.ONE
+        if self._leaving:
+            return self._refuse("", _Refused(Kind.LEAVING, "try again at once", retry_after_s=1)).closing()
+        now = self._intake.now()
+        claim = claim_of(request, now_s=now.timestamp())
+        if isinstance(claim, Answer):
+            self._counts.refused(request.headers.get("Madeira-Source", ""), Refusal.SIGNATURE)
+            return claim
+        fault = content_fault(request, _JSON if one else _LINES)
+        if fault is not None:
+            self._counts.refused(claim.source, Refusal.CONTENT)
+            return fault
+        with self._room.hold() as held:
+            # Before the signature everybody has the largest limit: a source's own would say that it exists.
+            body = await self._body(request, held, claim.source, self._largest if one else BULK_BODY)
+            if isinstance(body, Answer):
+                return body
+            door = self._proved(claim.source, body, timestamp=claim.timestamp, signature=claim.signature)
+            if isinstance(door, Answer):
+                return door
+            if one:
+                return await self._one(door, body, now, request.headers.get("traceparent"))
+            return await self._many(door, body, now)
+
+    async def _body(self, request: web.BaseRequest, held: Held, source: str, limit: int) -> bytes | Answer:
+        body = await body_of(request, held, limit=limit, within=self._body_within)
+        if isinstance(body, Answer):
+            reason = {408: Refusal.SLOW, 413: Refusal.SIZE, 503: Refusal.STORE}.get(
+                body.status, Refusal.FORMAT
+            )
+            self._counts.refused(source, reason)
+        return body
+
+    def _proved(self, source: str, message: bytes, *, timestamp: str, signature: str) -> _Door | Answer:
+        """The door of whoever signed these bytes, if they did."""
+        if source in self._unready:
+            return self._refuse(
+                source, _Refused(Kind.NOT_READY, "a secret of the source is not set", retry_after_s=60)
+            )
+        door = self._doors.get(source, self._nobody)
+        if not door.verifier.fits(message, timestamp=timestamp, signature=signature):
+            return self._refuse(
+                source,
+                _Refused(
+                    Kind.SIGNATURE,
+                    "the source is not known, or none of its secrets made this signature over"
+                    " timestamp, newline and the raw body (the path where there is no body)",
+                ),
+            )
+        return door
+
+    async def _one(self, door: _Door, body: bytes, now: datetime, traceparent: str | None) -> Answer:
+        source = door.source
+        if len(body) > source.max_body:
+            return self._refuse(
+                source.name, _Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken")
+            )
+        if not door.posts.has_capacity():
+            return self._refuse(source.name, _over_rate(door))
+        await door.posts.acquire()
+        event = read(
+            body,
+            source=source.name,
+            tenant=source.tenant,
+            created_at=now,
+            trace_id=trace_of(traceparent) or secrets.token_hex(16),
+        )
+        if not isinstance(event, Inbound):
+            return self._refuse(source.name, _mistaken(event))
+        [answer] = await self._intake.accept((event,), source)
+        judged = _judge(event, answer)
+        if isinstance(judged, _Refused):
+            return self._refuse(source.name, judged)
+        if judged is Verdict.ACCEPTED:
+            self._counts.accepted(source.name, source.durability)
+        else:
+            self._counts.duplicate(source.name, source.durability)
+        trace_id = _trace_id(answer)
+        return Answer(
+            202,
+            msgspec.json.encode(_Taken(judged.name.lower(), event.event_id, trace_id)),
+            headers=f"X-Trace-Id: {trace_id}\r\n",
+        )
+
+    def _refuse(self, source: str, refused: _Refused) -> Answer:
+        self._counts.refused(source, _REASONS[refused.kind])
+        return problem(
+            refused.kind,
+            refused.detail,
+            errors=refused.errors,
+            trace_id=refused.trace_id,
+            retry_after_s=refused.retry_after_s,
+        )
+
+    # --------------------------------------------------------------------------------------- many at once
+
+    async def _many(self, door: _Door, body: bytes, now: datetime) -> Answer:
+        lines = body.split(b"\n")
+        if len(lines) - (lines[-1] == b"") > BULK_LINES:
+            return self._refuse(
+                door.source.name, _Refused(Kind.SIZE, f"at most {BULK_LINES} lines are taken")
+            )
+        told: dict[int, _Line] = {}
+        flushes = []
+        over = False
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(lines), _LINES_AT_ONCE):
+                numbered = [
+                    (number, line.strip())
+                    for number, line in enumerate(lines[start : start + _LINES_AT_ONCE], start=start + 1)
+                ]
+                numbered = [(number, line) for number, line in numbered if line]
+                # After the first that is over the rate all are: whoever sends the rest again keeps their order.
+                allowed = 0 if over else await _spend(door.posts, len(numbered))
+                over = allowed < len(numbered)
+                for number, _ in numbered[allowed:]:
+                    told[number] = _line(number, _over_rate(door))
+                events = self._read_lines(door.source, numbered[:allowed], now, told)
+                if events:
+                    taking = self._intake.accept([event for _, event in events], door.source)
+                    flushes.append((events, group.create_task(taking)))
+                await asyncio.sleep(0)
+        for events, task in flushes:
+            for (number, event), answer in zip(events, task.result(), strict=True):
+                told[number] = _line_of(number, event, answer)
+        return self._tell(door.source, [told[number] for number in sorted(told)])
+
+    def _read_lines(
+        self,
+        source: LiveSource,
+        lines: Sequence[tuple[int, bytes]],
+        now: datetime,
+        told: dict[int, _Line],
+    ) -> list[tuple[int, Inbound]]:
+        events = []
+        for number, line in lines:
+            if len(line) > source.max_body:
+                told[number] = _line(
+                    number, _Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken")
+                )
+                continue
+            event = read(
+                line,
+                source=source.name,
+                tenant=source.tenant,
+                created_at=now,
+                trace_id=secrets.token_hex(16),
+            )
+            if isinstance(event, Inbound):
+                events.append((number, event))
+            else:
+                told[number] = _line(number, _mistaken(event))
+        return events
+
+    def _tell(self, source: LiveSource, lines: Sequence[_Line]) -> Answer:
+        """One answer for all lines; 503 where nothing but a store is the reason for every one."""
+        counted: dict[str | Kind, int] = {}
+        for line in lines:
+            key = line.status if isinstance(line, _LineTaken) else _KINDS[line.type]
+            counted[key] = counted.get(key, 0) + 1
+        if counted and counted.keys() <= {Kind.STORE, Kind.FULL}:
+            refused = lines[0]
+            assert isinstance(refused, _LineRefused)
+            kind = _KINDS[refused.type]
+            self._counts.refused(source.name, _REASONS[kind], len(lines))
+            return problem(kind, refused.detail, retry_after_s=_STORE_RETRY_S)
+        for key, n in counted.items():
+            if isinstance(key, Kind):
+                self._counts.refused(source.name, _REASONS[key], n)
+            elif key == "accepted":
+                self._counts.accepted(source.name, source.durability, n)
+            else:
+                self._counts.duplicate(source.name, source.durability, n)
+        return Answer(200, _encode_lines(lines), NDJSON)
+
+    # ------------------------------------------------------------------------------------- where is it now
+
+    async def _get(self, request: web.BaseRequest, target: str, event_id: str) -> Answer:
+        claim = claim_of(request, now_s=self._intake.now().timestamp())
+        if isinstance(claim, Answer):
+            return claim
+        door = self._proved(
+            claim.source,
+            target.encode("utf-8", "surrogateescape"),
+            timestamp=claim.timestamp,
+            signature=claim.signature,
+        )
+        if isinstance(door, Answer):
+            return door
+        if not door.reads.has_capacity():
+            return problem(Kind.RATE, _over_rate(door).detail, retry_after_s=door.retry_s)
+        await door.reads.acquire()
+        try:
+            found = (
+                await self._intake.find(door.source.name, event_id) if EVENT_ID.fullmatch(event_id) else None
+            )
+        except StoreUnavailable:
+            return problem(Kind.STORE, "the record does not answer", retry_after_s=_STORE_RETRY_S)
+        if found is None:
+            return problem(Kind.NOT_FOUND, "this source has sent no event of that id")
+        return Answer(200, msgspec.json.encode(_event(found)), headers=f"X-Trace-Id: {found.trace_id}\r\n")
+
+
+_KINDS: Final = {kind.type: kind for kind in Kind}
+_encode_lines: Final = msgspec.json.Encoder().encode_lines
+
+
+def _judge(event: Inbound, answer: intake.Answer) -> Verdict | _Refused:
+    """What the sender of one event is told."""
+    match answer:
+        case Accepted(verdict=Verdict.CONFLICT):
+            fields = {"source": event.source, "event_id": event.event_id, "trace_id": answer.trace_id}
+            log.warning("id_with_another_body", extra={"fields": fields})
+            return _Refused(
+                Kind.CONFLICT,
+                "the first one stays; send a changed event under an id of its own",
+                event_id=event.event_id,
+                trace_id=answer.trace_id,
+            )
+        case Accepted():
+            return answer.verdict
+        case Unavailable():
+            return _Refused(
+                Kind.FULL if answer.away is Away.FULL else Kind.STORE,
+                _STORE_WORDS[answer.away],
+                event_id=event.event_id,
+                retry_after_s=1 if answer.away in (Away.BUSY, Away.CLOSING) else _STORE_RETRY_S,
+            )
+        case Unstorable():
+            return _Refused(
+                Kind.FORMAT,
+                "the record cannot hold this event",
+                errors=(Mistake("$", "cannot be stored"),),
+                event_id=event.event_id,
+                trace_id=event.trace_id,
+            )
+        case _:
+            assert_never(answer)
+
+
+def _trace_id(answer: intake.Answer) -> str:
+    assert isinstance(answer, Accepted)
+    return answer.trace_id
+
+
+def _mistaken(errors: tuple[Mistake, ...]) -> _Refused:
+    more = len(errors) - 1
+    first = f"{errors[0].path} {errors[0].message}"
+    return _Refused(Kind.FORMAT, f"{first}; and {more} more" if more else first, errors=errors)
+
+
+def _over_rate(door: _Door) -> _Refused:
+    return _Refused(Kind.RATE, f"{door.source.rate} events a second are agreed", retry_after_s=door.retry_s)
+
+
+async def _spend(limiter: AsyncLimiter, events: int) -> int:
+    """How many of so many events are within the rate now; they are counted."""
+    if events <= limiter.max_rate and limiter.has_capacity(events):
+        await limiter.acquire(events)
+        return events
+    for n in range(events):
+        if not limiter.has_capacity():
+            return n
+        await limiter.acquire()
+    return events
+
+
+def _line_of(number: int, event: Inbound, answer: intake.Answer) -> _Line:
+    judged = _judge(event, answer)
+    if isinstance(judged, _Refused):
+        return _line(number, judged)
+    return _LineTaken(number, judged.name.lower(), event.event_id, _trace_id(answer))
+
+
+def _line(number: int, refused: _Refused) -> _LineRefused:
+    kind = refused.kind
+    return _LineRefused(
+        number,
+        kind.status,
+        kind.type,
+        kind.title,
+        refused.detail,
+        event_id=refused.event_id,
+        trace_id=refused.trace_id,
+        errors=refused.errors,
+    )
+
+
+def _event(found: Whereabouts) -> _Event:
+    return _Event(
+        event_id=found.event_id,
+        source=found.source,
+        trace_id=found.trace_id,
+        status=found.stage.value,
+        event_type=found.event_type,
+        accepted_at=found.accepted_at,
+        reason=found.reason,
+        deliveries=tuple(
+            _Delivery(
+                sending.partner,
+                sending.status.value,
+                tuple(
+                    _Try(
+                        attempt.number,
+                        attempt.sent_at,
+                        attempt.status_code,
+                        attempt.outcome,
+                        attempt.reason,
+                        attempt.may_have_arrived,
+                    )
+                    for attempt in sending.attempts
+                ),
+                sending.possible_duplicate,
+                sending.next_attempt_at,
+            )
+            for sending in found.deliveries
+        ),
+    )
+
+
+def _not_allowed(allowed: str) -> Answer:
+    return problem(Kind.METHOD, f"use {allowed}", headers=f"Allow: {allowed}\r\n")
