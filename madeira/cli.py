@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from uuid import uuid4
 
 import click
 import uvloop
 
 from madeira import commands, logs, running, show
+from madeira import send as posting
 from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
@@ -211,6 +213,88 @@ def _pausing(name: str, *, paused: bool, text: str) -> None:
                 )
             )
         )
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True)
+def keygen(*, as_json: bool) -> None:
+    """Print a new secret for signing; put it into the variable that jobs.toml names."""
+    sys.exit(posting.keygen(as_json=as_json))
+
+
+def _payload(_: click.Context, __: click.Parameter, text: str) -> bytes:
+    try:
+        if text == "-":
+            payload = sys.stdin.buffer.read()
+        elif text.startswith("@"):
+            payload = Path(text[1:]).read_bytes()
+        else:
+            payload = text.encode()
+        posting.check_payload(payload)
+    except OSError as error:
+        raise click.BadParameter(f"{text[1:]} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return payload
+
+
+def _url(_: click.Context, __: click.Parameter, text: str) -> str:
+    try:
+        posting.check_url(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
+@main.command()
+@click.option("--source", required=True, help="The source of jobs.toml that signs.")
+@click.option("--type", "event_type", required=True, help="The event's type, like payment.created.")
+@click.option("--id", "event_id", help="The event's id; made up if absent.")
+@click.option("--routing-key", default="", help="What routes look at; often the partner's name.")
+@click.option(
+    "--tag", "tags", multiple=True, callback=_tags, metavar="NAME=VALUE", help="As often as needed."
+)
+@click.option("--amount", help="A decimal, like 12.50; needs --currency.")
+@click.option("--currency", help="Its ISO 4217 code.")
+@click.option(
+    "--payload",
+    default="{}",
+    show_default=True,
+    callback=_payload,
+    help="JSON, @FILE, or - for standard input.",
+)
+@click.option(
+    "--url", default=posting.URL, show_default=True, callback=_url, help="Where madeira serve listens."
+)
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def send(
+    ctx: click.Context,
+    *,
+    source: str,
+    event_type: str,
+    event_id: str | None,
+    routing_key: str,
+    tags: running.Tags,
+    amount: str | None,
+    currency: str | None,
+    payload: bytes,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Post one event to madeira serve, signed with the source's key from the environment."""
+    if (amount is None) != (currency is None):
+        raise click.UsageError("give --amount and --currency together")
+    event = posting.Event(
+        event_id=event_id or str(uuid4()),
+        event_type=event_type,
+        payload=payload,
+        routing_key=routing_key,
+        tags=dict(tags),
+        amount=amount,
+        currency=currency,
+    )
+    sys.exit(posting.send(_settings(ctx), source, event, url=url, as_json=as_json))
 
 
 _pausing("pause", paused=True, text="Stop sending to PARTNER at once; its deliveries wait.")
