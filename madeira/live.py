@@ -10,7 +10,7 @@ import re
 from difflib import get_close_matches
 
 from madeira.values import endpoint
-from pipelines.route import BY_ROUTING_KEY, check_body, check_target
+from pipelines.route import BY_ROUTING_KEY, check_body, check_target, example_target
 from streams.envelope import NAME
 
 MOST_TAGS = 16
@@ -126,14 +126,9 @@ def template(value: str) -> str:
         raise ValueError("would take its host from the event: write the host out, and places behind it")
     if len(value) > _LONGEST_ADDRESS:
         raise ValueError(f"must be at most {_LONGEST_ADDRESS} characters, has {len(value)}")
-    endpoint(sample(value))
+    endpoint(example_target(value))
     check_target(value)
     return value
-
-
-def sample(template: str) -> str:
-    """An address that the template could become."""
-    return _PLACE.sub("x", template)
 
 
 def _texts(value: object, rule: str) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from madeira.live import sample, template
+from madeira import live
 from madeira.mistakes import Mistakes, Path, nearest
-from pipelines.route import BY_ROUTING_KEY, Route
+from pipelines.route import BY_ROUTING_KEY, Route, example_target
+from sinks.address import target_refusal
 from sinks.partner import Partner
 
 DEFAULT_TENANT = "default"
@@ -125,35 +126,23 @@ def _reached(
             yield partner
 
 
-def _wrong_hosts(uri: str, partners: Sequence[Partner]) -> Iterator[str]:
+def _wrong_hosts(template: str, partners: Sequence[Partner]) -> Iterator[str]:
     try:
-        url = urlsplit(sample(template(uri)))
+        live.template(template)
     except ValueError:
         return  # told by the table
-    refusing = [partner for partner in partners if not _allows(partner, url)]
+    uri = example_target(template)
+    refusing = [partner for partner in partners if target_refusal(uri, partner)]
     if not refusing:
         return
     first = f"partners.{refusing[0].name}"
     others = f" (and {len(refusing) - 1} more)" if len(refusing) > 1 else ""
-    if url.scheme == "http" and not _may_use_http(refusing[0]):
+    url = urlsplit(uri)
+    if url.scheme == "http" and target_refusal(f"https{uri[4:]}", refusing[0]) is None:
         yield f"is http, which {first}{others} is not sent over: write https"
     else:
         host = _host(url)
         yield f'leads to {host}, where {first}{others} is not: write allowed_hosts = ["{host}"] there'
-
-
-def _allows(partner: Partner, url: SplitResult) -> bool:
-    own = urlsplit(partner.endpoint)
-    if (own.scheme, _host(own)) == (url.scheme, _host(url)):
-        return True
-    if url.scheme == "http" and not _may_use_http(partner):
-        return False
-    allowed = {_host(urlsplit(f"{url.scheme}://{host}")) for host in partner.allowed_hosts}
-    return _host(url) in allowed
-
-
-def _may_use_http(partner: Partner) -> bool:
-    return partner.allow_private and partner.endpoint.startswith("http://")
 
 
 def _host(url: SplitResult) -> str:
