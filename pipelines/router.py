@@ -293,7 +293,8 @@ class Router:
                     log_refused(partner, LIVE, result)
                     await self._leave(partner, some[i:], result, generation=generation)
                     break
-                fed.add(partner)
+                if result.fed:
+                    fed.add(partner)
         return frozenset(fed)
 
     async def _leave(self, partner: str, hands: Sequence[Hand], refused: Refused, *, generation: int) -> None:

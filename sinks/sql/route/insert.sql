@@ -1,4 +1,4 @@
--- Events that only Redis had so far. In the order of their ids, or two routers could wait for each other.
+-- Events that only Redis had so far. In the order of their ids, as intake writes them, or two could wait for each other.
 INSERT INTO event (
     source, event_id, event_type, routing_key, target_uri, tenant, tags, content_type, body, body_sha256, trace_id,
     created_at, business_date, amount_minor, currency, order_key, version
@@ -14,6 +14,6 @@ FROM unnest(
     source, event_id, event_type, routing_key, target_uri, tenant, tags, content_type, body, body_sha256, trace_id,
     created_at, business_date, amount_minor, currency, order_key, version
 )
-ORDER BY source, event_id
+ORDER BY event_id, source
 ON CONFLICT (event_id, source) DO NOTHING
 RETURNING source, event_id, id
