@@ -157,8 +157,8 @@ def test_a_database_that_is_not_utf8_is_an_error(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
         try:
-            parts = connection.info.get_parameters() | {"password": connection.info.password, "dbname": name}
-            ascii_url = "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**parts)
+            at = connection.info
+            ascii_url = f"postgresql://{at.user}:{at.password}@{at.host}:{at.port}/{name}"
             (error,) = database(ascii_url).errors
         finally:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
