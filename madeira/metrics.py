@@ -16,7 +16,7 @@ import zlib
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -48,7 +48,6 @@ OTHER: Final = "other"
 
 PACE_WINDOW_S: Final = 10
 _FLUSH_AFTER_S: Final = 0.25
-_LOOK_AT_MOST_S: Final = 2.0
 
 _LATENCIES: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _WAITS: Final = (*_LATENCIES, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 8 * 3600.0)
@@ -255,9 +254,16 @@ class Metrics:
     child opens its own.
     """
 
-    def __init__(self, folder: Path, *, keep: timedelta = timedelta(seconds=1)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: timedelta = timedelta(seconds=1),
+        look_at_most: timedelta = timedelta(seconds=2),
+    ) -> None:
         self._folder = folder
         self._keep_s = keep.total_seconds()
+        self._look_at_most_s = look_at_most.total_seconds()
         self._counts: dict[tuple[Named, tuple[str, ...]], float] = {}
         self._buckets: dict[tuple[Named, tuple[str, ...]], list[float]] = {}
         """By histogram and labels: the new observations of each bucket, and in the last place their sum."""
@@ -376,8 +382,8 @@ class Metrics:
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(_FLUSH_AFTER_S, self.flush)
 
-    def flush(self) -> None:
-        """Let the other processes see everything that was counted so far."""
+    def flush(self, now: float | None = None) -> None:
+        """Let the other processes see everything that was counted so far. `now` in monotonic seconds."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -391,7 +397,7 @@ class Metrics:
                 if n:
                     _add(cell, n)
         self._buckets.clear()
-        self._use_pace(int(monotonic()))
+        self._use_pace(int(monotonic() if now is None else now))
         for key, value in self._gauges.items():
             file, name = self._cells(*key)[0]
             file.write_value(name, value, 0.0)
@@ -415,8 +421,7 @@ class Metrics:
             if not seconds:
                 del self._sent[partner]
         if self._sent:
-            with suppress(RuntimeError):  # outside the loop nobody comes back: then it is the next flush
-                self._flush = asyncio.get_running_loop().call_later(1.0, self.flush)
+            self._flush_soon()
 
     def _cells(self, metric: Named, labels: tuple[str, ...]) -> list[tuple[_Cells, str]]:
         """Where the numbers of one series are: one, or a histogram's buckets and then its sum."""
@@ -459,7 +464,7 @@ class Metrics:
                 self.flush()
                 merged, broken = await asyncio.to_thread(_merge, self._folder)
                 if broken:
-                    self._count(SCRAPE_ERRORS, ("files",), broken)
+                    self._failed("files", f"{broken} cannot be read")
                 registry = CollectorRegistry(auto_describe=False)
                 registry.register(_Given([*merged, *states]))
                 self._text, self._rendered_at = generate_latest(registry), monotonic()
@@ -471,26 +476,26 @@ class Metrics:
         if self._stores is not None:
             pool, transit = self._stores
             tenants = {name: partner.tenant for name, partner in self._partners.items()}
-            for store in ("redis", "postgres"):
-                if (
-                    store not in self._looks
-                ):  # an earlier one may be under way still: a frozen store gets only one
-                    look = in_transit(transit, tenants) if store == "redis" else in_record(pool, tenants)
-                    self._looks[store] = asyncio.create_task(look)
-            done, _ = await asyncio.wait(self._looks.values(), timeout=_LOOK_AT_MOST_S)
-            for store, task in list(self._looks.items()):
-                if task not in done:
-                    task.cancel()
-                    self._count(SCRAPE_ERRORS, (store,))
-                    continue
-                del self._looks[store]
-                error = None if task.cancelled() else task.exception()
-                if task.cancelled() or error is not None:
-                    self._count(SCRAPE_ERRORS, (store,))
-                    log.info("scrape_failed", extra={"fields": {"store": store, "error": str(error)}})
+            # A store that is frozen has one look that waits for it, however often somebody scrapes.
+            self._looks = {store: look for store, look in self._looks.items() if not look.done()}
+            if "redis" not in self._looks:
+                self._looks["redis"] = asyncio.create_task(in_transit(transit, tenants))
+            if "postgres" not in self._looks:
+                self._looks["postgres"] = asyncio.create_task(in_record(pool, tenants))
+            done, _ = await asyncio.wait(self._looks.values(), timeout=self._look_at_most_s)
+            for store, look in self._looks.items():
+                if look not in done:
+                    look.cancel()
+                    self._failed(store, f"no answer within {self._look_at_most_s:g} s")
+                elif look.cancelled() or (error := look.exception()) is not None:
+                    self._failed(store, "given up" if look.cancelled() else str(error))
                 else:
-                    found = found.with_(task.result())
+                    found = found.with_(look.result())
         return list(self._states(found))
+
+    def _failed(self, store: str, error: str) -> None:
+        self._count(SCRAPE_ERRORS, (store,))
+        log.warning("scrape_failed", extra={"fields": {"store": store, "error": error}})
 
     def _states(self, found: Backlog) -> Iterator[Metric]:
         yield _gauge(BUILD, {(version("madeira"),): 1.0})
@@ -609,11 +614,10 @@ def _remove_live(folder: Path, slot: int) -> None:
 
 
 def _open_file(path: Path) -> _Cells:
-    try:
-        return _cells(str(path))
-    except Exception:  # noqa: BLE001 - whatever a torn file makes the library raise: its counts are lost either way
+    """The file, from where it stands; anew where it is torn: its counts are lost either way."""
+    if path.exists() and not _readable(str(path)):
         path.unlink()
-        return _cells(str(path))
+    return _cells(str(path))
 
 
 def _merge(folder: Path) -> tuple[list[Metric], int]:
