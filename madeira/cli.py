@@ -24,6 +24,7 @@ from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
 from madeira.trace import trace_of
+from madeira.values import listen_address
 from streams.errors import ConfigurationError, MadeiraError, StoreUnavailable
 
 DATE = click.DateTime(formats=["%Y-%m-%d"])
@@ -80,6 +81,13 @@ def _settings(ctx: click.Context) -> Settings:
     return read()
 
 
+def _address(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    try:
+        return None if text is None else listen_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _tags(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> running.Tags:
     pairs = [text.partition("=") for given in texts for text in given.split(",")]
     for name, equals, _value in pairs:
@@ -99,10 +107,33 @@ def _tags(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> runn
     metavar="NAME=VALUE",
     help="Send only to partners that have this tag, and every other one given.",
 )
+@click.option(
+    "--metrics", "metrics_at", callback=_address, metavar="HOST:PORT", help="Tell /metrics and /readyz there."
+)
 @click.pass_context
-def work(ctx: click.Context, processes: int, tags: running.Tags) -> None:
-    """Feed, send, retry, record and recover until SIGTERM."""
-    sys.exit(uvloop.run(running.work(_settings(ctx), processes=processes, tags=tags)))
+def work(ctx: click.Context, processes: int, tags: running.Tags, metrics_at: tuple[str, int] | None) -> None:
+    """Route, feed, send, retry, record and recover until SIGTERM."""
+    sys.exit(uvloop.run(running.work(_settings(ctx), processes=processes, tags=tags, metrics_at=metrics_at)))
+
+
+@main.command()
+@click.option(
+    "--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that serve."
+)
+@click.option(
+    "--listen",
+    callback=_address,
+    metavar="HOST:PORT",
+    help="Where (default: MADEIRA_LISTEN, 127.0.0.1:8700).",
+)
+@click.pass_context
+def serve(ctx: click.Context, processes: int, listen: tuple[str, int] | None) -> None:
+    """Take live events over HTTP until SIGTERM."""
+    from madeira.serving import (
+        serve as take,  # aiohttp's server: a tenth of a second that no other command needs
+    )
+
+    sys.exit(uvloop.run(take(_settings(ctx), processes=processes, listen=listen)))
 
 
 @main.command()
@@ -118,7 +149,7 @@ def schedule(ctx: click.Context) -> None:
 )
 @click.pass_context
 def up(ctx: click.Context, processes: int) -> None:
-    """Workers and scheduler in one go."""
+    """Workers, scheduler and, where jobs.toml has sources, `serve` in one go."""
     sys.exit(uvloop.run(running.up(_settings(ctx), processes=processes)))
 
 

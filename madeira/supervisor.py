@@ -1,4 +1,4 @@
-"""`madeira work --processes N`: N worker processes, each started again when it ends without being asked to."""
+"""`work` and `serve --processes N`: N processes, each started again when it ends without being asked to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
 _HEALTHY_AFTER_S = 30.0
 _PARENT = "MADEIRA_SUPERVISOR"
+_PROCESSES = "MADEIRA_PROCESSES"
 _LOOKED_EVERY_S = 1.0
 
 
@@ -25,13 +26,15 @@ async def supervise(
 
     Children get SIGTERM and `grace_s()` seconds before SIGKILL. Returns 0 when all of them left cleanly.
     """
-    codes = await asyncio.gather(*(_keep(command, number, stop, grace_s) for number in range(processes)))
+    codes = await asyncio.gather(
+        *(_keep(command, number, processes, stop, grace_s) for number in range(processes))
+    )
     # Whoever dies of SIGTERM was not yet listening for it, and had nothing in hand.
     return 0 if all(code in (0, -signal.SIGTERM) for code in codes) else 1
 
 
 async def _keep(
-    command: Sequence[str], number: int, stop: asyncio.Event, grace_s: Callable[[], float]
+    command: Sequence[str], number: int, processes: int, stop: asyncio.Event, grace_s: Callable[[], float]
 ) -> int:
     loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE_S
@@ -41,7 +44,7 @@ async def _keep(
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "madeira", *command),
             start_new_session=True,
-            env=os.environ | {_PARENT: str(os.getpid())},
+            env=os.environ | {_PARENT: str(os.getpid()), _PROCESSES: str(processes)},
         )
         code = await _wait(child, stop, grace_s)
         if stop.is_set():
@@ -73,6 +76,11 @@ async def _wait(child: asyncio.subprocess.Process, stop: asyncio.Event, grace_s:
         return await ended
     finally:
         stopped.cancel()
+
+
+def processes_like_this() -> int:
+    """How many processes the supervisor of this one keeps, this one included; 1 where there is none."""
+    return int(os.environ.get(_PROCESSES, "1")) if _PARENT in os.environ else 1
 
 
 def supervisor_gone() -> bool:

@@ -7,12 +7,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 from psycopg_pool import AsyncConnectionPool
 
@@ -20,10 +21,13 @@ from madeira.roster import Roster
 from madeira.runtime import Crew, Service, insist
 from madeira.settings import Settings
 from pipelines.control import Control
-from pipelines.dispatch import Dispatcher
+from pipelines.dispatch import Dispatcher, Meter
 from pipelines.feed import Feeder
 from pipelines.record import Recorder
 from pipelines.recover import Recovery, read_generation
+from pipelines.route import Route
+from pipelines.router import Router
+from pipelines.router import Step as Routing
 from pipelines.takeover import Takeover
 from sinks.partner import Partner
 from sinks.pool import borrow, open_pool
@@ -41,6 +45,16 @@ AWAY = (StoreUnavailable, StaleGeneration)
 
 _IDLE_S = 0.1
 _RECORD_AT_MOST = 500
+
+
+class Counts(Meter, Protocol):
+    """What is counted of a worker; `madeira.metrics.Metrics`."""
+
+    def routed(self, n: int = 1) -> None:
+        """So many events were routed."""
+
+    def unroutable(self, n: int = 1) -> None:
+        """So many events were not, or not everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +89,10 @@ class Worker:
         partners: Mapping[str, Partner],
         *,
         at_once: int = 400,
+        routes: Sequence[Route] = (),
         drains: Callable[[Partner], bool] = lambda _: True,
-        configuration: Callable[[], Settings | None] | None = None,
+        counts: Counts | None = None,
+        configuration: Callable[[], Awaitable[Settings | None]] | None = None,
         keep_up: Callable[[], object] | None = None,
         on_stuck: Callable[[], object] | None = None,
     ) -> None:
@@ -85,6 +101,7 @@ class Worker:
         `configuration` looks whether jobs.toml has changed, and gives what it says now.
         """
         self._drains = drains
+        self._counts = counts
         self._configuration = configuration
         self._keep_up = keep_up
         self._on_stuck = on_stuck
@@ -106,6 +123,10 @@ class Worker:
         self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
         self.takeover = Takeover(stores.pool, stores.transit, partners)
         self.control = Control(stores.pool, stores.transit, partners)
+        self._routes = routes
+        self._receiving = dict(partners)
+        """Whom events are routed to: without those that were taken out."""
+        self.router = Router(stores.pool, stores.transit, self._receiving, routes)
         self.dispatcher = Dispatcher(
             stores.transit,
             webhook,
@@ -113,6 +134,7 @@ class Worker:
             worker=new_worker_id(),
             generation=0,
             at_once=at_once,
+            meter=counts,
         )
 
     # -- whom I send to -----------------------------------------------------------------------------------
@@ -123,14 +145,19 @@ class Worker:
         A new one is sent to once a recovery has introduced it, a changed one by its new values from the next send
         on; of one that was taken out nothing more is taken, and what is in flight ends.
         """
+        self._routes = settings.routes
         self._roster.adopt(settings.partners, monotonic())
         self._open_and_close()
         self._adopted.set()
 
     def _open_and_close(self) -> None:
+        served = {name: partner for name, partner in self._partners.items() if self._roster.serves(name)}
+        self._receiving.clear()
+        self._receiving.update(served)
+        self.router.adopt(self._routes)
         boxes = self.dispatcher.outboxes
         for name, partner in self._partners.items():
-            if self._roster.serves(name) and self._drains(partner):
+            if name in served and self._drains(partner):
                 new = name not in boxes
                 if new or boxes[name].leaving or boxes[name].partner is not partner:
                     self.dispatcher.open(partner)
@@ -153,7 +180,7 @@ class Worker:
     async def follow_configuration(self) -> float:
         """Look at jobs.toml, and go by it where it has changed."""
         if self._configuration is not None:
-            settings = await asyncio.to_thread(self._configuration)
+            settings = await self._configuration()
             if settings is not None:
                 self.adopt(settings)
         return 1.0
@@ -293,6 +320,33 @@ class Worker:
         swept = await self.feeder.sweep(self.dispatcher.generation, now, 1000)
         return 0.0 if swept else 1.0
 
+    async def route(self) -> float:
+        """What was accepted into the lanes of its partners; waits up to a second for it."""
+        if self._recovering:
+            return _IDLE_S
+        return self._routed(await self.router.step(self.dispatcher.generation), idle_s=0.0)
+
+    async def claim(self) -> float:
+        """What dead routers had in hand."""
+        if self._recovering:
+            return _IDLE_S
+        return self._routed(await self.router.claim(self.dispatcher.generation), idle_s=5.0)
+
+    async def route_overlooked(self) -> float:
+        """What PostgreSQL has and no router came to see."""
+        if self._recovering:
+            return _IDLE_S
+        return self._routed(await self.router.sweep(), idle_s=2.0)
+
+    def _routed(self, done: Routing, *, idle_s: float) -> float:
+        for name in done.fed:
+            self.dispatcher.wake(name)
+        if self._counts is not None and done.events:
+            # An event of which one route failed is among the unroutable, and counted there alone.
+            self._counts.routed(done.events - done.unroutable - done.conflicts - done.quarantined)
+            self._counts.unroutable(done.unroutable)
+        return 0.0 if done.events else idle_s
+
     async def release(self) -> float:
         """Due entries from the delay streams back into their lanes."""
         if self._recovering:
@@ -341,6 +395,9 @@ class Worker:
             Service("feed", self.feed),
             Service("retire", self.retire),
             Service("sweep", self.sweep),
+            Service("route", self.route),
+            Service("claim", self.claim),
+            Service("route overlooked", self.route_overlooked),
             Service("release", self.release),
             Service("take over", self.take_over),
             Service("forget", self.forget),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +84,7 @@ async def place(
     bank: Bank | None = None,
     *,
     drains: Callable[[Partner], bool] = lambda _: True,
-    configuration: Callable[[], Settings | None] | None = None,
+    configuration: Callable[[], Awaitable[Settings | None]] | None = None,
 ) -> AsyncIterator[Place]:
     """A worker that has not begun."""
     async with (
@@ -380,12 +380,16 @@ async def test_partners_come_and_go_while_it_works(
 ) -> None:
     """By a changed jobs.toml alone: a new partner's payments are sent, and the old one's are not any more."""
     said: list[Settings] = []
+
+    async def configuration() -> Settings | None:
+        return said.pop() if said else None
+
     async with place(
         database_url,
         redis_url,
         key_prefix,
         tmp_path,
-        configuration=lambda: said.pop() if said else None,
+        configuration=configuration,
     ) as at:
         stop = asyncio.Event()
         life = asyncio.create_task(at.worker.run(stop))
