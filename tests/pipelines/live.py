@@ -96,5 +96,5 @@ class Live:
 
 
 def live(night: Night, routes: Sequence[Route] = (TO_KEY,)) -> Live:
-    """A router on this night that has read before, so that every shard has its group."""
+    """A router on this night."""
     return Live(night, Router(night.pool, night.transit, night.partners, routes))

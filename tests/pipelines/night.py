@@ -17,6 +17,7 @@ from sinks.pool import borrow, open_pool
 from streams.delivery import Attempt, Cause, Kind, State
 from streams.keys import PartnerKeys
 from streams.lanes import drop_transit
+from streams.marks import LIVE_MARKS, Marks
 from streams.scripts import Entry, Settled, Settlement
 from streams.transit import Transit
 
@@ -139,7 +140,12 @@ class Night:
 
 @asynccontextmanager
 async def night(
-    database_url: str, redis_url: str, key_prefix: str, names: Sequence[str] = ("AB", "CD"), **marks: int
+    database_url: str,
+    redis_url: str,
+    key_prefix: str,
+    names: Sequence[str] = ("AB", "CD"),
+    live: Marks = LIVE_MARKS,
+    **marks: int,
 ) -> AsyncIterator[Night]:
     """Stores in generation 1, open; `marks` are the feeder's `high` and `low`."""
     partners = {name: partner(name) for name in names}
@@ -151,7 +157,7 @@ async def night(
             transit,
             partners,
             Recorder(pool, transit, partners),
-            Feeder(pool, transit, partners, **marks),
+            Feeder(pool, transit, partners, live=live, **marks),
         )
         await found.open(1)
         yield found

@@ -14,12 +14,16 @@ from decimal import Decimal
 import pytest
 
 from pipelines.feed import Feeder
+from pipelines.route import Route
 from streams import gauges, lanes
 from streams.delivery import State
 from streams.envelope import decode
 from streams.errors import StaleGeneration
+from streams.inbound import make_groups
 from streams.keys import batch_lane, returns_lane
+from streams.marks import Marks
 from streams.scripts import Place
+from tests.pipelines.live import Live, event, live
 from tests.pipelines.night import NOW, Night, attempt, night, settlement
 
 
@@ -307,3 +311,136 @@ async def test_a_lane_that_is_not_yet_fed_to_its_end_is_kept(stores: Night) -> N
     await stores.sql("UPDATE delivery SET status = 'succeeded'")  # not even where the record claims it
     assert await stores.feeder.retire(1) == 0
     assert await lanes.last_id(stores.transit, stores.keys(), batch_lane(batch)) == "1-50"
+
+
+@pytest.fixture
+async def post(database_url: str, redis_url: str, key_prefix: str) -> AsyncIterator[Live]:
+    """Live events for AB and CD; a partner's live marks are 5 and 2."""
+    async with night(database_url, redis_url, key_prefix, live=Marks(high=5, low=2)) as stores:
+        await make_groups(stores.transit)
+        yield live(stores)
+
+
+async def wait_in_the_record(post: Live, *names: str, key: str = "AB") -> None:
+    """Routed while Redis was away: nothing of it was fed. The first is the oldest."""
+    events = [event(name, key) for name in names]
+    await post.record(*events)
+    await post.router.sweep(older_than=timedelta(0))
+    for place, name in enumerate(names):
+        await post.night.sql(
+            "UPDATE delivery SET due_at = %(at)s FROM event WHERE event.id = event AND event_id = %(name)s",
+            at=NOW + timedelta(seconds=place),
+            name=name,
+        )
+
+
+async def succeed(post: Live, limit: int, generation: int = 1) -> list[str]:
+    """A worker's turn; the ids that it sent."""
+    entries = await post.take(limit, generation=generation)
+    for entry in entries:
+        done = attempt(entry, State.SUCCEEDED, generation=generation)
+        await post.night.settle(settlement(entry, done), generation=generation)
+    return [entry.delivery.partition(":")[2] for entry in entries]
+
+
+async def test_live_deliveries_wait_in_postgresql_above_their_mark(post: Live) -> None:
+    """The oldest are fed up to the high mark, more at the low one; another partner has marks of its own."""
+    names = [f"{n:02}" for n in range(12)]
+    await wait_in_the_record(post, *names)
+    await wait_in_the_record(post, "c", key="CD")
+    soon = NOW + timedelta(hours=1)
+    assert await post.night.feeder.sweep(1, soon) == 6
+    assert (await post.lane(), await post.lane("CD")) == (names[:5], ["c"])
+    assert await post.night.feeder.sweep(1, soon) == 0
+    assert await succeed(post, 2) == names[:2]
+    assert await post.night.feeder.sweep(1, soon) == 0, "three are left, above the low mark"
+    assert await succeed(post, 1) == names[2:3]
+    assert await post.night.feeder.sweep(1, soon) == 3
+    assert await post.lane() == names[3:8]
+
+
+async def test_a_batch_leaves_live_its_room(post: Live) -> None:
+    """Live deliveries are counted apart from the batch's, and both are within their own marks."""
+    await post.night.release(100)
+    assert await post.night.feeder.step(1) == 100
+    await wait_in_the_record(post, *"abcdefg")
+    assert await post.night.feeder.sweep(1, NOW + timedelta(hours=1)) == 5
+    found = await gauges.gauge(post.night.transit, post.night.keys())
+    assert (found.batch, found.live) == (100, 5)
+
+
+async def test_a_live_retry_of_an_older_generation_is_fed_when_due(post: Live) -> None:
+    """It comes back into the live lane with its counts, and what succeeded is never looked at again."""
+    await post.accept(event("1"), event("2"))
+    await post.routed()
+    one, two = await post.take(2)
+    await post.night.settle(
+        settlement(one, attempt(one, State.RETRYING, number=3)),
+        settlement(two, attempt(two, State.SUCCEEDED)),
+    )
+    await post.night.recorder.step()
+    assert await post.night.sql("SELECT count(*) FROM delivery WHERE due_at IS NULL") == [(1,)]
+    await post.night.open(2)
+    due = NOW + timedelta(seconds=60)
+    assert await post.night.feeder.sweep(2, due - timedelta(milliseconds=1)) == 0
+    assert await post.night.feeder.sweep(2, due) == 1
+    [again] = await post.take(5, generation=2)
+    assert (again.place.lane, again.delivery, again.attempts) == ("live", one.delivery, 3)
+
+
+async def test_a_reshaped_delivery_is_fed_as_it_was_routed(post: Live) -> None:
+    """Body and address were fixed by the route of that time, also when only PostgreSQL has them."""
+    route = Route("r", ("AB",), body="n", target_uri="https://bank.example/{event_id}")
+    post.router.adopt([route])
+    await post.record(event("1"))
+    await post.router.sweep(older_than=timedelta(0))
+    post.router.adopt([])
+    await post.night.feeder.sweep(1, event("1").created_at)
+    [entry] = await post.take()
+    assert (decode(entry.envelope).payload, decode(entry.envelope).target_uri) == (
+        b"1.0",
+        "https://bank.example/1",
+    )
+
+
+LIVE_CRASH = """
+import asyncio, sys
+from datetime import UTC, datetime
+from tests.pipelines.night import partner
+from pipelines.feed import Feeder
+from sinks.pool import open_pool
+from streams.transit import Transit
+
+async def main() -> None:
+    pool = await open_pool(sys.argv[1], name="crash", connections=3)
+    transit = Transit.open(sys.argv[2], sys.argv[3])
+    await Feeder(pool, transit, {"AB": partner("AB")}).sweep(1, datetime.now(UTC))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_sweep_that_dies_loses_nothing(
+    post: Live, database_url: str, redis_url: str, key_prefix: str
+) -> None:
+    """Handed over and not noted: perhaps in Redis, says the record. The next sweep finds out, nothing is fed twice."""
+    await wait_in_the_record(post, "1", "2")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LIVE_CRASH, database_url, redis_url, key_prefix),
+        env={**os.environ, "MADEIRA_FAILPOINT": "sweep-after-feed", "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL,
+    )
+    assert await process.wait() == -signal.SIGKILL
+    assert [row[3] for row in await post.deliveries()] == [-1, -1]
+    assert await post.night.feeder.sweep(1, event("1").created_at) == 0
+    assert [row[3] for row in await post.deliveries()] == [1, 1]
+    assert await post.lane() == ["1", "2"]
+
+
+async def test_a_partner_that_comes_or_goes_while_the_feeder_works(post: Live) -> None:
+    """The shared mapping is looked at anew at each step: who left is not fed, who came is."""
+    await wait_in_the_record(post, "1")
+    gone = post.night.partners.pop("AB")
+    assert await post.night.feeder.sweep(1, event("1").created_at) == 0
+    post.night.partners["AB"] = gone
+    assert await post.night.feeder.sweep(1, event("1").created_at) == 1

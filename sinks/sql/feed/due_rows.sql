@@ -30,7 +30,7 @@ WITH due AS (
             WHERE d.batch_id IS NULL AND d.partner = partner.name
               AND d.fed_generation IS NULL AND d.due_at <= %(now)s
               AND d.status IN ('pending', 'retrying')
-            ORDER BY d.due_at
+            ORDER BY d.fed_generation, d.due_at  -- all null, but only so it is the index's own order
             LIMIT partner.room
         )
         LIMIT partner.room
