@@ -49,7 +49,7 @@ class StoreUnavailable(MadeiraError):
 
 
 class StoreFull(StoreUnavailable):
-    """Redis is at its memory limit and has changed nothing."""
+    """Redis is at its memory limit; the command that it refused has changed nothing."""
 
 
 class SchemaTooOld(MadeiraError):

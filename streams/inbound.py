@@ -119,9 +119,9 @@ class Depth(msgspec.Struct, frozen=True):
 async def ingest(transit: Transit, events: Sequence[Inbound], *, remember: Sequence[timedelta]) -> Ingested:
     """Mark and enqueue each event, or say how it was seen before; one round trip for all.
 
-    Raises `StoreUnavailable` where Redis is away or at its memory limit: any of the events may have been accepted
-    then (not at the limit), and a second try finds those as duplicates. With no events it asks whether there is
-    room.
+    Raises `StoreUnavailable` where Redis is away and `StoreFull` at its memory limit: any of the events may have been
+    accepted then (the limit can be reached between two shards), and a second try finds those as duplicates. With no
+    events it asks whether there is room.
     """
     by_shard: dict[InboundKeys, list[int]] = {}
     for i, event in enumerate(events):
@@ -184,22 +184,11 @@ async def read(transit: Transit, *, router: str, limit: int, block: timedelta) -
 
 
 async def make_groups(transit: Transit) -> int:
-    """Make the shards and groups that are missing; answers how many.
+    """Make the shards and groups that are missing, also at the memory limit; answers how many.
 
     From the beginning: a routed entry is deleted, so whatever is in a shard is still to be routed.
     """
-    made = 0
-    for shard in transit.keys.inbound:
-        with reached():
-            pipeline = transit.redis.pipeline(transaction=False)
-            pipeline.xgroup_create(shard.stream, ROUTERS, id="0", mkstream=True)
-            [reply] = await pipeline.execute(raise_on_error=False)
-            if isinstance(reply, Exception):
-                if "BUSYGROUP" not in str(reply):
-                    raise reply
-            else:
-                made += 1
-    return made
+    return sum([await transit.scripts.make_group(shard.stream) for shard in transit.keys.inbound])
 
 
 async def claim(transit: Transit, *, router: str, idle: timedelta, limit: int) -> tuple[Waiting, ...]:

@@ -87,6 +87,7 @@ _UNFENCE = _Script("unfence")
 _RETIRE = _Script("retire")
 _LEASE = _Script("lease")
 _INGEST = _Script("ingest")
+_MAKE_GROUP = _Script("make_group")
 
 _LET_IN = (_TAKE, _SETTLE)
 
@@ -296,6 +297,10 @@ class Scripts:
                 elif isinstance(replies[i], Exception):
                     raise replies[i]
         return tuple(replies)
+
+    async def make_group(self, stream: str) -> bool:
+        """Make an inbound shard and its group, also at the memory limit; False where it is there."""
+        return await self._run(_MAKE_GROUP, (stream,)) == 1
 
     async def lease(self, key: str, *, lasts: timedelta) -> bool:
         """Take a worker's lease, also at the memory limit; False when somebody has it."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from streams.errors import TransitLost
+from madeira.embedded_valkey import PrivateValkey
+from streams.errors import StoreFull, StoreUnavailable, TransitLost
 from streams.inbound import (
     Inbound,
     Verdict,
@@ -23,6 +27,7 @@ from streams.inbound import (
     seen,
 )
 from streams.transit import Transit
+from tests.lossy import Lossy
 
 AT = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -109,3 +114,116 @@ async def test_a_lost_group_is_made_from_the_beginning(transit: Transit) -> None
     assert await make_groups(transit) == 1
     [again] = await read(transit, router="a", limit=100, block=MOMENT)
     assert decode(again.data).event_id == "1"
+
+
+IDS = st.sampled_from("abcdefgh")
+STEPS = st.one_of(
+    st.tuples(st.just("ingest"), st.lists(st.tuples(IDS, st.sampled_from([b"{}", b"[]"])), max_size=6)),
+    st.tuples(st.just("expire"), IDS),
+    st.tuples(st.just("route"), st.integers(1, 3)),
+    st.tuples(st.just("scripts lost"), st.none()),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, max_size=12))
+async def test_marks_and_entries_agree(transit: Transit, steps: list[tuple[str, object]]) -> None:
+    """Whatever happens: each acceptance has made one mark and one entry, and nothing else has made any."""
+    async for key in transit.redis.scan_iter(match=f"{transit.keys.prefix}:*"):
+        await transit.redis.delete(key)
+    await make_groups(transit)
+    marks: dict[str, Inbound] = {}
+    entries: Counter[str] = Counter()
+    for step, what in steps:
+        if step == "ingest":
+            assert isinstance(what, list)
+            events = [event(*one) for one in what]
+            answers = (await ingest(transit, events, remember=[HOUR] * len(events))).answers
+            for one, answer in zip(events, answers, strict=True):
+                first = marks.setdefault(one.event_id, one)
+                same = Verdict.DUPLICATE if first.body_sha256 == one.body_sha256 else Verdict.CONFLICT
+                assert answer.verdict is (Verdict.ACCEPTED if first is one else same)
+                assert answer.trace_id == first.trace_id
+                entries[one.event_id] += first is one
+        elif step == "expire":
+            assert isinstance(what, str)
+            marks.pop(what, None)
+            await transit.redis.delete(transit.keys.inbound_of("shop", what).seen("shop", what))
+        elif step == "route":
+            assert isinstance(what, int)
+            found = await read(transit, router="a", limit=what, block=MOMENT)
+            await routed(transit, found)
+            entries.subtract(decode(entry.data).event_id for entry in found)
+        else:
+            await transit.redis.script_flush()
+        for name in "abcdefgh":
+            known = marks.get(name)
+            assert await seen(transit, "shop", name) == (None if known is None else known.trace_id)
+        assert (await depth(transit)).waiting == entries.total()
+    left = Counter[str]()
+    for shard in transit.keys.inbound:
+        left.update(decode(fields[b"e"]).event_id for _, fields in await transit.redis.xrange(shard.stream))
+    assert left == +entries
+
+
+async def test_a_full_redis_takes_neither_mark_nor_entry(
+    private_valkey: PrivateValkey, key_prefix: str
+) -> None:
+    """At the memory limit nothing is accepted, asking for room says so, and what is there can be routed."""
+    transit = Transit.open(private_valkey.url, key_prefix)
+    try:
+        await ingest(transit, [event("1")], remember=[HOUR])
+        await transit.redis.config_set("maxmemory", 1)
+        for events in ([event("2"), event("3")], []):
+            with pytest.raises(StoreFull):
+                await ingest(transit, events, remember=[HOUR] * len(events))
+        assert await seen(transit, "shop", "2") is None
+        await make_groups(transit)
+        await routed(transit, await read(transit, router="a", limit=10, block=MOMENT))
+        assert (await depth(transit)).waiting == 0
+        await transit.redis.config_set("maxmemory", 0)
+        [answer] = (await ingest(transit, [event("2")], remember=[HOUR])).answers
+        assert answer.verdict is Verdict.ACCEPTED
+    finally:
+        await transit.close()
+
+
+async def test_an_emptied_redis_begins_anew(private_valkey: PrivateValkey, key_prefix: str) -> None:
+    """After FLUSHALL an event is accepted again, and whoever comes first makes the group that routers need."""
+    transit = Transit.open(private_valkey.url, key_prefix)
+    try:
+        await ingest(transit, [event("1")], remember=[HOUR])
+        await transit.redis.flushall()
+        with pytest.raises(TransitLost):
+            await read(transit, router="a", limit=10, block=MOMENT)
+        [answer] = (await ingest(transit, [event("1")], remember=[HOUR])).answers
+        assert answer.verdict is Verdict.ACCEPTED
+        await make_groups(transit)
+        [entry] = await read(transit, router="a", limit=10, block=MOMENT)
+        assert decode(entry.data) == event("1")
+    finally:
+        await transit.close()
+
+
+async def test_a_lost_answer_is_a_duplicate_the_second_time(redis_url: str, key_prefix: str) -> None:
+    """The client repeats nothing by itself; who tries again is told that the event is there, once."""
+    async with Lossy(redis_url) as way:
+        transit = Transit.open(way.url, key_prefix)
+        try:
+            await ingest(transit, [], remember=[])
+            way.lose_next_answer()
+            with pytest.raises(StoreUnavailable):
+                await ingest(transit, [event("1")], remember=[HOUR])
+            [answer] = (await ingest(transit, [event("1")], remember=[HOUR])).answers
+            assert answer.verdict is Verdict.DUPLICATE
+            assert (await depth(transit)).waiting == 1
+        finally:
+            await transit.close()
+
+
+async def test_a_mark_ends_with_what_its_source_remembers(transit: Transit) -> None:
+    """A mark lives as long as it was told, never less than a millisecond."""
+    await ingest(transit, [event("1"), event("2")], remember=[HOUR, timedelta(0)])
+    mark = transit.keys.inbound_of("shop", "1").seen("shop", "1")
+    assert 0 < await transit.redis.pttl(mark) <= 3_600_000
+    assert (await depth(transit)).waiting == 2
