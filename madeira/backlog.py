@@ -15,7 +15,9 @@ from streams.pace import EPOCH
 from streams.transit import Transit
 
 BATCH = "batch"
-COUNTED = 100_000
+COUNTED = 10_000
+"""How many rows of one kind are counted at most: a look must not become slower the longer a partner is away."""
+
 Labels = tuple[str, ...]
 
 _LIMIT = {"limit": COUNTED}
