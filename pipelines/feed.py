@@ -112,17 +112,20 @@ class Feeder:
         What is full, paused by its mark, held by another feeder or refused is left for a later step. Raises
         `StaleGeneration` where Redis carries another generation, and `StoreUnavailable`.
         """
-        unfinished = await self._unfinished(generation)
+        # As they are now: one that leaves meanwhile is fed to the end of the step.
+        partners = dict(self._partners)
+        unfinished = await self._unfinished(generation, partners)
         if not unfinished:
             return 0
-        room = await self._room(sorted({batch.partner for batch in unfinished}))
+        room = await self._room({batch.partner: partners[batch.partner] for batch in unfinished})
         fed = 0
         # Begin with another partner at each step, so that one large batch does not keep the others waiting.
         self._next += 1
         for batch in _in_turn(unfinished, self._next):
             left = min(_STEP - fed, room[batch.partner])
             if left > 0:
-                count = await self._feed(batch, generation, left)
+                keys = self._keys(partners[batch.partner])
+                count = await self._feed(batch, keys, generation=generation, limit=left)
                 room[batch.partner] -= count
                 fed += count
         self._resting |= {partner for partner, left in room.items() if left <= 0}
@@ -163,7 +166,7 @@ class Feeder:
             for i in range(0, len(some), CHUNK):
                 chunk = some[i : i + CHUNK]
                 result = await self._transit.scripts.feed(
-                    self._transit.keys.partner(partner, partners[partner].tenant),
+                    self._keys(partners[partner]),
                     generation=generation,
                     lane=lane,
                     expect_last="",
@@ -181,7 +184,7 @@ class Feeder:
         return swept
 
     async def _live_room(self, partners: Mapping[str, Partner]) -> dict[str, int]:
-        keys = [self._transit.keys.partner(name, partner.tenant) for name, partner in partners.items()]
+        keys = [self._keys(partner) for partner in partners.values()]
         counts = await marks.waiting(self._transit, keys, lane=Lane.LIVE)
         room = {
             name: self._live.room(count, resting=name in self._live_resting)
@@ -195,9 +198,10 @@ class Feeder:
 
         Raises `StaleGeneration` and `StoreUnavailable`.
         """
+        partners = dict(self._partners)
         emptied = [
-            (partner, number)
-            for partner in self._partners
+            (name, number)
+            for name, partner in partners.items()
             for number in await lanes.emptied(self._transit, self._keys(partner))
         ]
         if not emptied:
@@ -218,29 +222,29 @@ class Feeder:
         retired = 0
         for batch in over:
             retired += await self._transit.scripts.retire(
-                self._keys(batch.partner), generation=generation, batch_id=batch.batch_id
+                self._keys(partners[batch.partner]), generation=generation, batch_id=batch.batch_id
             )
         return retired
 
-    async def _unfinished(self, generation: int) -> list[_Batch]:
+    async def _unfinished(self, generation: int, partners: Mapping[str, Partner]) -> list[_Batch]:
         async with borrow(self._pool) as connection:
             cursor = await connection.execute(
-                statement("feed/unfinished"), {"generation": generation, "partners": list(self._partners)}
+                statement("feed/unfinished"), {"generation": generation, "partners": list(partners)}
             )
             return [_Batch(*row) for row in await cursor.fetchall()]
 
-    async def _room(self, partners: Sequence[str]) -> dict[str, int]:
-        counts = await marks.waiting(self._transit, [self._keys(partner) for partner in partners])
+    async def _room(self, partners: Mapping[str, Partner]) -> dict[str, int]:
+        counts = await marks.waiting(self._transit, [self._keys(each) for each in partners.values()])
         room = {
-            partner: self._marks.room(count, resting=partner in self._resting)
-            for partner, count in zip(partners, counts, strict=True)
+            name: self._marks.room(count, resting=name in self._resting)
+            for name, count in zip(partners, counts, strict=True)
         }
-        self._resting -= {partner for partner, left in room.items() if left > 0}
+        self._resting -= {name for name, left in room.items() if left > 0}
         return room
 
-    async def _feed(self, batch: _Batch, generation: int, limit: int) -> int:
+    async def _feed(self, batch: _Batch, keys: PartnerKeys, *, generation: int, limit: int) -> int:
         """Feed this batch's next rows, chunk by chunk, while nobody else can."""
-        keys, lane = self._keys(batch.partner), batch_lane(batch.batch_id)
+        lane = batch_lane(batch.batch_id)
         fed = handled = 0
         async with self._holding(batch.lock) as holder:
             if holder is None:
@@ -311,8 +315,8 @@ class Feeder:
                 statement(name), {"batch": batch.batch_id, "partner": batch.partner, **values}
             )
 
-    def _keys(self, partner: str) -> PartnerKeys:
-        return self._transit.keys.partner(partner, self._partners[partner].tenant)
+    def _keys(self, partner: Partner) -> PartnerKeys:
+        return self._transit.keys.partner(partner.name, partner.tenant)
 
 
 def _in_turn(batches: Sequence[_Batch], turn: int) -> Iterator[_Batch]:

@@ -25,7 +25,7 @@ from sinks.statement import statement
 from streams import gauges, lanes, leases
 from streams.checkpoint import checkpoint
 from streams.errors import StaleGeneration
-from streams.keys import PartnerKeys, batch_lane
+from streams.keys import LIVE, PartnerKeys, batch_lane
 from streams.outcomes import START, Position, rewound
 from streams.transit import Transit
 
@@ -58,6 +58,8 @@ class _Losses(msgspec.Struct, frozen=True):
     marked: bool = False
     restored: bool = False
     """Redis was ahead of PostgreSQL, which therefore comes from an older copy."""
+    opened: int = 0
+    """The generation that was last open: what was handed to Redis in it may have been sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,9 @@ async def _read(connection: AsyncConnection[TupleRow]) -> Generation:
     return Generation(number=row[0], recovering=row[1] == "recovering", run_id=row[2], suspects=row[3])
 
 
+_Partners = Mapping[str, Partner]
+
+
 class Recovery:
     """Watches whether Redis is what PostgreSQL thinks it is, and walks the recovery where it is not."""
 
@@ -106,27 +111,31 @@ class Recovery:
 
     async def step(self) -> Recovered | None:
         """Recover if that is needed and nobody else is at it; make new partners known. None: nothing was done."""
-        reason = await self.needed()
-        if reason is None:
+        if await self.needed() is None:
             return None
         async with borrow(self._pool) as holder:
             if await (await holder.execute(statement("recover/lock"))).fetchone() is None:
                 return None
-            reason = await self.needed()  # whoever held the lock before may have done it
+            # As they are now, to the end: one that comes meanwhile is new to the next step.
+            partners = dict(self._partners)
+            reason = await self._needed(partners)  # whoever held the lock before may have done it
             if reason is None:
                 return None
             if reason == "new partner":
-                await self._introduce()
+                await self._introduce(partners)
                 return None
-            return await self._recover(reason, holder)
+            return await self._recover(reason, holder, partners)
 
     async def needed(self) -> str | None:
         """Why recovery is due, in a few words; None where Redis is as PostgreSQL has it."""
+        return await self._needed(dict(self._partners))
+
+    async def _needed(self, partners: _Partners) -> str | None:
         async with borrow(self._pool) as connection:
             generation = await _read(connection)
             cursor = await connection.execute(statement("recover/known_partners"))
             known = {row[0] for row in await cursor.fetchall()}
-            gone = await self._rewound(connection, generation.number)
+            gone = await self._rewound(connection, generation.number, partners)
         if generation.recovering:
             return "an earlier recovery did not finish"
         if generation.run_id != await gauges.run_id(self._transit.redis):
@@ -134,7 +143,7 @@ class Recovery:
         if not await self._transit.scripts.let_in():
             return "Redis does not have this version's scripts"
         unknown = False
-        for partner in self._partners.values():
+        for partner in partners.values():
             found = (await gauges.gauge(self._transit, self._keys(partner))).generation
             if partner.name not in known:
                 unknown = True
@@ -146,23 +155,23 @@ class Recovery:
             return f"outcomes of {', '.join(gone)} end before what is recorded of them"
         return "new partner" if unknown else None
 
-    async def _rewound(self, connection: AsyncConnection[TupleRow], number: int) -> list[str]:
+    async def _rewound(
+        self, connection: AsyncConnection[TupleRow], number: int, partners: _Partners
+    ) -> list[str]:
         """Partners whose outcome stream lost what PostgreSQL has read of it: gone, or from an older snapshot."""
         cursor = await connection.execute(statement("recover/offsets"), {"generation": number})
-        read = [
-            (name, last) for name, last in await cursor.fetchall() if name in self._partners and last != START
-        ]
-        streams = {self._keys(self._partners[name]).outcomes(number): (name, last) for name, last in read}
+        read = [(name, last) for name, last in await cursor.fetchall() if name in partners and last != START]
+        streams = {self._keys(partners[name]).outcomes(number): (name, last) for name, last in read}
         positions = [Position(stream, last) for stream, (_, last) in streams.items()]
         return [streams[stream][0] for stream in await rewound(self._transit.redis, positions)]
 
-    async def _introduce(self) -> None:
+    async def _introduce(self, partners: _Partners) -> None:
         """Give partners that jobs.toml has and PostgreSQL does not the current generation, and open them."""
         async with borrow(self._pool) as connection:
             generation = await _read(connection)
             cursor = await connection.execute(statement("recover/known_partners"))
             known = {row[0] for row in await cursor.fetchall()}
-            new = [partner for name, partner in self._partners.items() if name not in known]
+            new = [partner for name, partner in partners.items() if name not in known]
             paused = await _paused(connection)
             for partner in new:
                 gauge = await gauges.gauge(self._transit, self._keys(partner))
@@ -170,21 +179,23 @@ class Recovery:
                     continue  # an earlier introduction came as far as this, and was not committed
                 await self._fence(partner, generation.number)
                 # Known once, removed from jobs.toml, and back: what it had in transit then is gone for good.
-                await connection.execute(statement("recover/suspect_fed"), {"partner": partner.name})
+                await _suspect_fed(connection, partner.name, since=0)
                 await lanes.drop_transit(self._transit, self._keys(partner))
                 await self._open(partner, generation.number, paused)
             # Last: a crash before this leaves them new, and the next one begins again.
             await _make_known(connection, new, generation.number)
         log.info("partners_introduced", extra={"fields": {"partners": [partner.name for partner in new]}})
 
-    async def _recover(self, reason: str, holder: AsyncConnection[TupleRow]) -> Recovered:
+    async def _recover(
+        self, reason: str, holder: AsyncConnection[TupleRow], partners: _Partners
+    ) -> Recovered:
         run_id = await gauges.run_id(self._transit.redis)
-        losses, number, there = await self._begin()
+        losses, number, there = await self._begin(partners)
         log.warning(
             "recovery_started",
             extra={"fields": {"generation": number, "reason": reason, "lost": losses.lost}},
         )
-        losses = await self._fence_all(losses, number, there)
+        losses = await self._fence_all(losses, number, there, partners)
         checkpoint("recover-after-fence")
 
         await self._recorder.drain(number)
@@ -192,9 +203,9 @@ class Recovery:
         await self._recorder.drain(None)
         await self._still_there(run_id)
 
-        suspects = 0 if losses.marked else await self._mark_suspects(losses, number)
+        suspects = 0 if losses.marked else await self._mark_suspects(losses, number, partners)
         await _still_mine(holder, number)
-        for partner in self._partners.values():
+        for partner in partners.values():
             await lanes.drop_transit(self._transit, self._keys(partner))
         checkpoint("recover-after-drop")
         await self._forget_old_outcomes(number)
@@ -202,7 +213,7 @@ class Recovery:
         await _still_mine(holder, number)
         async with borrow(self._pool) as connection:
             paused = await _paused(connection)
-        for partner in self._partners.values():
+        for partner in partners.values():
             await self._open(partner, number, paused)
         # The one from the start: a server that was started anew since then needs a recovery of its own.
         async with borrow(self._pool) as connection:
@@ -211,7 +222,7 @@ class Recovery:
         log.warning("recovery_finished", extra={"fields": {"generation": number, "suspects": suspects}})
         return recovered
 
-    async def _begin(self) -> tuple[_Losses, int, Set[str]]:
+    async def _begin(self, partners: _Partners) -> tuple[_Losses, int, Set[str]]:
         """Raise the number in PostgreSQL, together with what can only be seen before anything is touched.
 
         Returns the losses, the number, and the partners that have a pace.
@@ -221,9 +232,9 @@ class Recovery:
             seen = msgspec.json.decode(before.suspects, type=_Losses) if before.suspects else _Losses()
             cursor = await connection.execute(statement("recover/offsets"), {"generation": before.number})
             offsets = {row[0] for row in await cursor.fetchall()}
-            gone = await self._rewound(connection, before.number)
+            gone = await self._rewound(connection, before.number, partners)
             found, lost, there = before.number, set(seen.lost), set()
-            for partner in self._partners.values():
+            for partner in partners.values():
                 keys = self._keys(partner)
                 gauge = await gauges.gauge(self._transit, keys)
                 found = max(found, gauge.generation or 0)
@@ -244,19 +255,22 @@ class Recovery:
                     ):
                         lost.add(partner.name)
             losses = _Losses(
-                lost=tuple(sorted(lost)), marked=seen.marked, restored=seen.restored or found > before.number
+                lost=tuple(sorted(lost)),
+                marked=seen.marked,
+                restored=seen.restored or found > before.number,
+                opened=seen.opened or before.number,
             )
             number = found + 1
             await connection.execute(
                 statement("recover/begin"),
                 {"number": number, "suspects": msgspec.json.encode(losses).decode()},
             )
-            await _make_known(connection, self._partners.values(), number)
+            await _make_known(connection, partners.values(), number)
         return losses, number, there
 
-    async def _fence_all(self, losses: _Losses, number: int, there: Set[str]) -> _Losses:
+    async def _fence_all(self, losses: _Losses, number: int, there: Set[str], partners: _Partners) -> _Losses:
         """Close every partner under `number`; one whose pace was `there` before and is not now is a loss, too."""
-        fenced = {name: await self._fence(partner, number) for name, partner in self._partners.items()}
+        fenced = {name: await self._fence(partner, number) for name, partner in partners.items()}
         gone = [name for name, before in fenced.items() if before is None and name in there]
         if not set(gone) - set(losses.lost):
             return losses
@@ -282,11 +296,11 @@ class Recovery:
         if await gauges.run_id(self._transit.redis) != run_id:
             raise StaleGeneration("Redis was started anew in the middle of a recovery")
 
-    async def _mark_suspects(self, losses: _Losses, number: int) -> int:
+    async def _mark_suspects(self, losses: _Losses, number: int, partners: _Partners) -> int:
         """Flag what may have been sent without an outcome (decision 7); none where every worker handed in."""
         named = {
             partner.name: await lanes.suspects(self._transit, self._keys(partner), first=3 * partner.qps)
-            for partner in self._partners.values()
+            for partner in partners.values()
             if partner.name not in losses.lost
         }
         marked = 0
@@ -296,18 +310,17 @@ class Recovery:
             )
             silent = await cursor.fetchall()
             if losses.restored:
-                for name in self._partners:
+                for name in partners:
                     marked += (
                         await connection.execute(statement("recover/suspect_all"), {"partner": name})
                     ).rowcount
             elif silent:
                 for name in losses.lost:
-                    marked += (
-                        await connection.execute(statement("recover/suspect_fed"), {"partner": name})
-                    ).rowcount
+                    marked += await _suspect_fed(connection, name, since=losses.opened)
                 for name, deliveries in named.items():
-                    marked += await _suspect(connection, name, deliveries)
-                    marked += await self._suspect_beyond(connection, self._partners[name])
+                    beyond = await self._live_beyond(connection, partners[name], since=losses.opened)
+                    marked += await _suspect(connection, name, deliveries | beyond)
+                    marked += await self._suspect_beyond(connection, partners[name])
             done = msgspec.json.encode(msgspec.structs.replace(losses, marked=True)).decode()
             await connection.execute(statement("recover/marked"), {"suspects": done})
         return marked
@@ -328,6 +341,22 @@ class Recovery:
                 values = {"partner": partner.name, "batch": batch, "kept": kept, "upto": upto, "limit": left}
                 marked += (await connection.execute(statement("recover/suspect_beyond"), values)).rowcount
         return marked
+
+    async def _live_beyond(
+        self, connection: AsyncConnection[TupleRow], partner: Partner, *, since: int
+    ) -> frozenset[str]:
+        """Live deliveries that were handed over and that Redis does not know: its last second is lost.
+
+        None where what it kept would have kept the workers busy: that would have gone first.
+        """
+        keys, most = self._keys(partner), 3 * partner.qps
+        if await lanes.unread(self._transit, keys, LIVE, most=most) >= most:
+            return frozenset()
+        cursor = await connection.execute(
+            statement("recover/fed_live"), {"partner": partner.name, "since": since}
+        )
+        fed = [f"{source}:{event_id}" for source, event_id in await cursor.fetchall()]
+        return await lanes.unknown(self._transit, keys, fed)
 
     async def _forget_old_outcomes(self, number: int) -> None:
         """Delete the outcome streams of older generations; every one of them was recorded to its end."""
@@ -388,6 +417,15 @@ async def _count(cursor: AsyncCursor[TupleRow]) -> int:
 async def _paused(connection: AsyncConnection[TupleRow]) -> frozenset[str]:
     cursor = await connection.execute(statement("recover/paused"))
     return frozenset(row[0] for row in await cursor.fetchall())
+
+
+async def _suspect_fed(connection: AsyncConnection[TupleRow], partner: str, *, since: int) -> int:
+    """Flag what was handed to Redis, live deliveries in generation `since` or later, and has no outcome."""
+    batches = await connection.execute(statement("recover/suspect_fed"), {"partner": partner})
+    live = await connection.execute(
+        statement("recover/suspect_fed_live"), {"partner": partner, "since": since}
+    )
+    return batches.rowcount + live.rowcount
 
 
 async def _suspect(connection: AsyncConnection[TupleRow], partner: str, deliveries: frozenset[str]) -> int:

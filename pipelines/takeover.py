@@ -53,7 +53,7 @@ class Takeover:
     async def step(self, *, worker: str, generation: int) -> int:
         """Settle dead workers' entries that are idle for longer than a request can take; returns how many."""
         taken = 0
-        for partner in self._partners.values():
+        for partner in tuple(self._partners.values()):
             taken += await self._take_over(partner, worker=worker, generation=generation)
         await self._end_silent(generation)
         return taken
@@ -110,7 +110,7 @@ class Takeover:
 
     async def _outcomes(self, generation: int) -> _Outcomes:
         ends = {}
-        for name, partner in self._partners.items():
+        for name, partner in tuple(self._partners.items()):
             keys = self._transit.keys.partner(partner.name, partner.tenant)
             ends[name] = await outcomes.end(self._transit.redis, keys.outcomes(generation))
         return _Outcomes(generation, ends)
@@ -127,7 +127,7 @@ class Takeover:
 
     async def _require_intact(self, generation: int) -> None:
         """That what was just looked at is all there. Recovery sees the same, but perhaps only after us."""
-        for partner in self._partners.values():
+        for partner in tuple(self._partners.values()):
             keys = self._transit.keys.partner(partner.name, partner.tenant)
             pace = (await gauges.gauge(self._transit, keys)).generation
             if pace != generation or not await lanes.groups_intact(self._transit, keys):
@@ -135,7 +135,7 @@ class Takeover:
 
     async def _has_pending(self, worker: str) -> bool:
         """Whether anything of this worker is in a hand: in its own, or claimed by whoever is taking over."""
-        for partner in self._partners.values():
+        for partner in tuple(self._partners.values()):
             keys = self._transit.keys.partner(partner.name, partner.tenant)
             hands = await lanes.hands(self._transit, keys)
             if worker in hands or any(map(leases.is_reaper, hands)):

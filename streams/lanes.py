@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from redis.exceptions import ResponseError
@@ -217,6 +217,17 @@ async def suspects(transit: Transit, keys: PartnerKeys, *, first: int) -> frozen
                 if int(raw[1][b"t"]) > now_ms:
                     break
                 found.add(_delivery(raw))
+    return frozenset(found)
+
+
+async def unknown(transit: Transit, keys: PartnerKeys, deliveries: Sequence[str]) -> frozenset[str]:
+    """Those of the deliveries that Redis has never heard of, or has forgotten."""
+    found: set[str] = set()
+    for i in range(0, len(deliveries), _SCANNED):
+        some = list(deliveries[i : i + _SCANNED])
+        with reached():
+            where = cast("list[bytes | None]", await transit.redis.hmget(keys.open, some))
+        found |= {delivery for delivery, place in zip(some, where, strict=True) if place is None}
     return frozenset(found)
 
 

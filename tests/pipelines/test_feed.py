@@ -423,7 +423,7 @@ asyncio.run(main())
 async def test_a_sweep_that_dies_loses_nothing(
     post: Live, database_url: str, redis_url: str, key_prefix: str
 ) -> None:
-    """Handed over and not noted: perhaps in Redis, says the record. The next sweep finds out, nothing is fed twice."""
+    """Handed over and not noted: perhaps in Redis, says the record. The next sweep finds out; nothing is twice."""
     await wait_in_the_record(post, "1", "2")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", LIVE_CRASH, database_url, redis_url, key_prefix),
