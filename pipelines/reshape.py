@@ -8,13 +8,14 @@ number stays the text that it was.
 from __future__ import annotations
 
 import json
+import numbers
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal, DecimalException
+from decimal import Decimal
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
@@ -37,16 +38,48 @@ class Unfit:
     why: str
 
 
-class Number(Decimal):
-    """A number of JSON: compares by its exact value, is written as it was read."""
+class Number(str):
+    """A number of JSON: the text that it was, compared by the exact value that it has.
 
-    text: str
+    Text, and not a `Decimal` that keeps one, because making that for each number of a large payload would take a
+    worker's loop long enough for its sends to miss their slots.
+    """
 
-    def __new__(cls, text: str) -> Number:
-        """Raises `DecimalException` for an exponent that no decimal can have."""
-        number = super().__new__(cls, text)
-        number.text = text
-        return number
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return _is_number(other) and Decimal(self) == Decimal(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: object) -> bool:
+        return Decimal(self) < _number(other)
+
+    def __le__(self, other: object) -> bool:
+        return Decimal(self) <= _number(other)
+
+    def __gt__(self, other: object) -> bool:
+        return Decimal(self) > _number(other)
+
+    def __ge__(self, other: object) -> bool:
+        return Decimal(self) >= _number(other)
+
+    def __hash__(self) -> int:
+        return hash(Decimal(self))
+
+
+def _is_number(value: object) -> TypeGuard[Number | int]:
+    return type(value) in (Number, int)
+
+
+def _number(value: object) -> Decimal:
+    if not _is_number(value):
+        raise TypeError("a number is not compared with anything else")
+    return Decimal(value)
+
+
+numbers.Number.register(Number)  # what JMESPath's comparisons ask for
 
 
 class _Exact(Functions):
@@ -67,13 +100,13 @@ class _Exact(Functions):
 
     @signature({"types": []})
     def _func_to_string(self, arg: object) -> str:
-        return arg if isinstance(arg, str) else _written(arg)
+        return arg if isinstance(arg, str) and not isinstance(arg, Number) else _written(arg)
 
     @signature({"types": []})
     def _func_to_number(self, arg: object) -> Number | None:
-        if isinstance(arg, str):
-            return Number(arg) if _NUMBER.fullmatch(arg) else None
-        return arg if isinstance(arg, Number) else None
+        if isinstance(arg, Number):
+            return arg
+        return Number(arg) if isinstance(arg, str) and _NUMBER.fullmatch(arg) else None
 
     @signature({"types": ["string", "array", "object"]})
     def _func_length(self, arg: str | list[object] | dict[str, object]) -> Number:
@@ -135,7 +168,7 @@ class Reshape:
             return Unfit("body: the payload names a key twice")
         except RecursionError:
             return Unfit("body: the payload is nested too deeply")
-        except (ValueError, DecimalException):
+        except ValueError:
             return Unfit("body: the payload is not JSON")
         try:
             result = self._parsed.search(document, options=self._options)
@@ -179,20 +212,19 @@ def _no_number(text: str) -> object:
 
 
 def _written(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case Number():
-            return value.text
-        case str():
-            # Half a character has no UTF-8; it goes out escaped, as it must have come in.
-            text = json.dumps(value, ensure_ascii=False)
-            return _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
-        case list():
-            return f"[{','.join([_written(item) for item in value])}]"
-        case dict():
-            return f"{{{','.join([f'{_written(key)}:{_written(item)}' for key, item in value.items()])}}}"
-        case _:
-            raise TypeError(f"no JSON for {type(value).__name__}")
+    kind = type(value)
+    if kind is Number:
+        return str(value)
+    if isinstance(value, str):
+        # Half a character has no UTF-8; it goes out escaped, as it must have come in.
+        text = json.dumps(value, ensure_ascii=False)
+        return text if text.isascii() else _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    if isinstance(value, list):
+        return f"[{','.join([_written(item) for item in value])}]"
+    if isinstance(value, dict):
+        return f"{{{','.join([f'{_written(key)}:{_written(item)}' for key, item in value.items()])}}}"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    raise TypeError(f"no JSON for {kind.__name__}")
