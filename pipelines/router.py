@@ -273,7 +273,8 @@ class Router:
     async def _hand_over(self, hands: Sequence[Hand], *, generation: int, read_at_us: int) -> frozenset[str]:
         """Feed; what Redis will not have now is left to sweep. Returns the partners that got something."""
         fed = set()
-        in_order = sorted(hands, key=lambda hand: (hand.event.tenant, hand.to.partner))
+        # In the order of acceptance, whichever shard they came through.
+        in_order = sorted(hands, key=lambda h: (h.event.tenant, h.to.partner, h.event.created_at))
         for (tenant, partner), group in groupby(in_order, key=lambda h: (h.event.tenant, h.to.partner)):
             some = list(group)
             for i in range(0, len(some), CHUNK):

@@ -22,8 +22,11 @@ from sinks.statement import statement
 from streams.delivery import State
 from streams.errors import StoreUnavailable
 from streams.gauges import gauge, run_id
+from streams.inbound import make_groups
+from streams.keys import LIVE
 from streams.scripts import Entry
 from streams.transit import Transit
+from tests.pipelines.live import Live, event, live
 from tests.pipelines.night import WORKER, Night, attempt, partner, settlement
 
 TODAY = datetime.now(UTC)
@@ -476,3 +479,194 @@ async def test_a_postgresql_from_before(stage: Stage) -> None:
     assert (await stage.recover()).generation == 3
     assert sorted((await stage.night.statuses()).values()) == ["pending", "succeeded"]
     assert await stage.flagged() == [2]
+
+
+async def posted(stage: Stage, *names: str) -> Live:
+    """These live events for AB, accepted, routed and fed in the present generation."""
+    post = live(stage.night)
+    await make_groups(stage.night.transit)
+    await post.accept(*[event(name) for name in names])
+    await post.routed(await stage.number())
+    return post
+
+
+async def flagged_live(stage: Stage) -> list[object]:
+    """Live events that may have been sent."""
+    rows = await stage.night.sql(
+        """SELECT event_id FROM delivery JOIN event ON event.id = event
+           WHERE possible_duplicate AND delivery.batch_id IS NULL ORDER BY event_id"""
+    )
+    return [row[0] for row in rows]
+
+
+def named(entry: Entry) -> str:
+    """The event's id alone."""
+    return entry.delivery.partition(":")[2]
+
+
+async def swept(stage: Stage) -> dict[str, bool]:
+    """What a worker gets after the sweep, with its flag: nothing that is open is lost."""
+    number = await stage.number()
+    await stage.night.feeder.sweep(number, datetime.now(UTC) + timedelta(days=1))
+    entries = await stage.take(1000)
+    assert len({entry.delivery for entry in entries}) == len(entries)
+    return {named(entry): entry.possible_duplicate for entry in entries}
+
+
+async def test_live_everything_gone_and_somebody_silent(stage: Stage) -> None:
+    """What was fed and has no outcome may have been sent, due retries too; what never came to Redis was not."""
+    await stage.hire(silent=OLD)
+    post = await posted(stage, "1", "2", "3")
+    done, later, hand = await stage.take(3)
+    await posted(stage, "lane")
+    await stage.settle(done, State.SUCCEEDED, taken_in=1)
+    await stage.settle(later, State.RETRYING, taken_in=1)
+    await stage.night.recorder.step()
+    await post.record(event("never"))
+    await post.router.sweep(older_than=timedelta(0))
+    await stage.flush()
+    assert (await stage.recover()).suspects == 3
+    again = {named(later): True, named(hand): True, "lane": True, "never": False}
+    assert await flagged_live(stage) == sorted(name for name, flag in again.items() if flag)
+    assert await swept(stage) == again
+
+
+async def test_live_everything_gone_and_everybody_handed_in(stage: Stage) -> None:
+    """Whoever says what it sent leaves nothing to suspect, and all that is open is fed again."""
+    await stage.hire()
+    await posted(stage, "sent")
+    (sent,) = await stage.take(1)
+    await posted(stage, "lane")
+    await stage.flush()
+
+    async def handed_in(_: float) -> None:
+        await stage.settle(sent, State.SUCCEEDED, taken_in=1)
+        await stage.hand_in()
+
+    assert (await stage.recover(handed_in)).suspects == 0
+    assert await swept(stage) == {"lane": False}
+
+
+async def test_live_handed_over_in_an_older_generation_only(stage: Stage) -> None:
+    """What a recovery gave back and nobody has fed since was not sent since."""
+    await posted(stage, "1")
+    await stage.restarted()
+    await stage.recover()
+    await stage.hire(silent=OLD)
+    await stage.flush()
+    assert (await stage.recover()).suspects == 0
+    assert await swept(stage) == {"1": False}
+
+
+async def test_live_perhaps_handed_over(stage: Stage) -> None:
+    """A sweep that died in the middle may have fed what it noted: suspected in that generation, not in later ones."""
+    post = await posted(stage, "1", "2")
+    await stage.night.sql("UPDATE delivery SET fed_generation = -1")
+    await stage.hire(silent=OLD)
+    await stage.flush()
+    assert (await stage.recover()).suspects == 2
+    assert await swept(stage) == {"1": True, "2": True}
+    assert [row[3] for row in await post.deliveries()] == [2, 2]
+
+
+async def test_live_keys_there_and_somebody_silent(
+    database_url: str, redis_url: str, key_prefix: str
+) -> None:
+    """With Redis's keys as they were: what was in hand, and the first few seconds' worth of the lane."""
+    async with stores(database_url, redis_url, key_prefix, qps=1) as stage:
+        await stage.recover()
+        await stage.hire(silent=OLD)
+        await posted(stage, *"abcdefgh")
+        await stage.night.transit.redis.hset(stage.night.keys().pace, "tat", 0)
+        in_hand = {entry.delivery for entry in await stage.take(2)}
+        assert len(in_hand) == 2
+        await stage.restarted()
+        assert (await stage.recover()).suspects == 2 + 3
+        assert {f"shop:{name}" for name in await flagged_live(stage)} > in_hand
+
+
+@pytest.mark.parametrize("kept", [1, 4])
+async def test_live_the_last_second_is_lost(
+    database_url: str, redis_url: str, key_prefix: str, *, kept: int
+) -> None:
+    """Fed, and unknown to what Redis kept: perhaps sent, unless what it kept would have kept the worker busy."""
+    async with stores(database_url, redis_url, key_prefix, qps=1) as stage:
+        await stage.recover()
+        await stage.hire(silent=OLD)
+        await posted(stage, *[f"kept{n}" for n in range(kept)])
+        keys, redis = stage.night.keys(), stage.night.transit.redis
+        before = {key: await redis.dump(key) for key in (keys.open, keys.lane(LIVE), keys.pace)}
+        await posted(stage, "lost")
+        for key, value in before.items():
+            await redis.restore(key, 0, value, replace=True)
+        await stage.restarted()
+        suspects = [f"kept{n}" for n in range(min(kept, 3))] + (["lost"] if kept < 3 else [])
+        assert (await stage.recover()).suspects == len(suspects)
+        assert len(await flagged_live(stage)) == len(suspects)
+        assert ("lost" in await flagged_live(stage)) == (kept < 3)
+
+
+async def test_live_a_partner_that_comes_back(stage: Stage) -> None:
+    """Left out of a recovery: whatever it had in transit then may have been sent."""
+    await posted(stage, "1")
+    await stage.restarted()
+    await stage.recovery(nobody, "CD").step()
+    assert await stage.recovery().step() is None
+    assert await swept(stage) == {"1": True}
+
+
+async def test_live_a_postgresql_from_before(stage: Stage) -> None:
+    """Restored behind Redis: nobody knows of any open delivery whether it was sent since."""
+    await stage.restarted()
+    await stage.recover()
+    await posted(stage, "1")
+    await stage.night.sql("UPDATE generation SET number = 1")
+    await stage.night.sql("UPDATE outcome_offset SET generation = 1")
+    await stage.night.sql("UPDATE delivery SET fed_generation = NULL")
+    assert (await stage.recover()).generation == 3
+    assert await swept(stage) == {"1": True}
+
+
+@pytest.mark.parametrize("failpoint", ["recover-after-fence", "recover-after-drop"])
+async def test_live_a_crash_in_recovery(stage: Stage, failpoint: str) -> None:
+    """Begun again, it still knows in which generation deliveries were handed over."""
+    await stage.hire(silent=OLD)
+    await posted(stage, "1", "2")
+    await stage.flush()
+    stage.crash(failpoint)
+    assert (await stage.recover()).generation == 3
+    assert await swept(stage) == {"1": True, "2": True}
+
+
+async def test_events_that_nobody_routed_survive(stage: Stage) -> None:
+    """Inbound shards are no partner's transit: a recovery leaves them; after a FLUSHALL PostgreSQL has them."""
+    post = live(stage.night)
+    await make_groups(stage.night.transit)
+    await post.accept(event("1"))
+    await post.enqueue(event("2"))
+    await stage.restarted()
+    await stage.recover()
+    assert await post.routed(2) == 2
+    await post.accept(event("3"))
+    await stage.flush()
+    await stage.recover()
+    assert await post.routed(3) == 0
+    assert (await post.router.sweep(older_than=timedelta(0))).events == 1
+    assert sorted(await swept(stage)) == ["1", "2", "3"]
+
+
+async def test_a_partner_that_comes_while_recovery_waits(stage: Stage) -> None:
+    """It is new to the next step; the one that goes on knows those that it began with."""
+    await stage.hire()
+    await stage.restarted()
+
+    async def another_comes(_: float) -> None:
+        stage.night.partners["EF"] = partner("EF")
+        stage.night.partners.pop("CD")
+        await stage.hand_in()
+
+    recovery = stage.recovery(another_comes)
+    assert (await recovery.step()) is not None
+    assert await recovery.needed() == "new partner"
+    assert await recovery.step() is None
+    assert await recovery.needed() is None
