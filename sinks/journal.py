@@ -70,6 +70,8 @@ class _Bad(msgspec.Struct, frozen=True):
     offset: Offset
     entry: OutcomeEntry
     error: str
+    trace_id: str | None = None
+    """None: its bytes do not say."""
 
 
 async def write_down(
@@ -136,7 +138,7 @@ async def _written(connection: AsyncConnection[TupleRow], rows: Sequence[_Row]) 
     except _REFUSED as error:
         if len(rows) == 1:
             text = clean(f"{type(error).__name__}: {error}")
-            return [_Bad(rows[0].offset, rows[0].entry, text)]
+            return [_Bad(rows[0].offset, rows[0].entry, text, rows[0].attempt.trace_id)]
         middle = len(rows) // 2
         return [*await _written(connection, rows[:middle]), *await _written(connection, rows[middle:])]
     return []
@@ -212,6 +214,8 @@ async def _quarantine(connection: AsyncConnection[TupleRow], bad: _Bad) -> None:
                 "partner": bad.offset.partner,
                 "generation": bad.offset.generation,
                 "entry": bad.entry.entry,
+                "delivery": bad.entry.delivery,
+                "trace_id": bad.trace_id,
                 "error": bad.error,
             }
         },

@@ -167,9 +167,10 @@ class _Route:
 class _Trip:
     """How far one send has come; read when it ends early."""
 
-    __slots__ = ("connection", "sent_at", "status")
+    __slots__ = ("connection", "sent_at", "status", "trace_id")
 
-    def __init__(self) -> None:
+    def __init__(self, trace_id: str) -> None:
+        self.trace_id = trace_id
         self.connection: Connection | None = None
         self.sent_at: float | None = None
         self.status: int | None = None
@@ -225,7 +226,7 @@ class Webhook:
             return Failed(Stage.REQUEST, may_have_arrived=False, reason=f"no valid request: {error}",
                           sent_at=None, ended_at=monotonic())  # fmt: skip
         self._busy += 1
-        trip = _Trip()
+        trip = _Trip(send.envelope.trace_id)
         clock = asyncio.timeout(max(send.start - monotonic(), 0.0) + route.timeout_s)
         try:
             async with clock:
@@ -375,7 +376,7 @@ async def _body(payload: StreamReader) -> tuple[bytes, bool]:
 
 
 def _failure(error: Exception, trip: _Trip, *, expired: bool) -> Failed:
-    stage, reason = _stage(error, sent=trip.sent_at is not None, expired=expired)
+    stage, reason = _stage(error, trip, expired=expired)
     return Failed(
         stage,
         may_have_arrived=trip.sent_at is not None,
@@ -386,7 +387,8 @@ def _failure(error: Exception, trip: _Trip, *, expired: bool) -> Failed:
     )
 
 
-def _stage(error: Exception, *, sent: bool, expired: bool) -> tuple[Stage, str]:
+def _stage(error: Exception, trip: _Trip, *, expired: bool) -> tuple[Stage, str]:
+    sent = trip.sent_at is not None
     if expired and isinstance(error, TimeoutError):
         return Stage.TIMEOUT, "timeout waiting for the answer" if sent else "timeout while connecting"
     match error:
@@ -409,6 +411,7 @@ def _stage(error: Exception, *, sent: bool, expired: bool) -> tuple[Stage, str]:
                 return Stage.RESET, f"no answer: {detail}"
             return Stage.CONNECT, f"no connection: {detail}"
         case _:
-            _log.warning("send_unforeseen", exc_info=error, extra={"fields": {"error": type(error).__name__}})
+            fields = {"error": type(error).__name__, "trace_id": trip.trace_id}
+            _log.warning("send_unforeseen", exc_info=error, extra={"fields": fields})
             name = type(error).__name__
             return (Stage.GARBLED, f"unforeseen: {name}") if sent else (Stage.CONNECT, f"unforeseen: {name}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +138,16 @@ def test_set_up_speaks_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch
         root.handlers, root.level = before, level
     assert [json.loads(line)["event"] for line in err.getvalue().splitlines()] == ["said"]
     assert capsys.readouterr().out == ""
+
+
+def test_facts_of_a_line_are_in_its_fields() -> None:
+    """What a call gives beside `fields` would be in no line."""
+    root = Path(__file__).parents[2]
+    wrong = []
+    for package in ("madeira", "scheduler", "pipelines", "sinks", "streams"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
+                    keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+                    wrong += [f"{path.relative_to(root)}:{node.lineno}"] if keys != ["fields"] else []
+    assert wrong == []
