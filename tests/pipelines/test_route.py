@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -331,3 +333,24 @@ def test_checks_pass_what_works() -> None:
     check_body("{amount: amount}")
     with pytest.raises(ValueError, match="calculates"):
         check_body("sum(a)")
+
+
+def test_every_reason_can_be_looked_up() -> None:
+    """docs/errors.md has what each problem says, so that whoever reads one finds what to do."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "errors.md").read_text(encoding="utf-8")
+    section = page.partition("## Unroutable events")[2].partition("\n## ")[0]
+    code = "".join(
+        (root / "pipelines" / f"{name}.py").read_text(encoding="utf-8") for name in ("route", "reshape")
+    )
+    reasons = re.findall(r'Unfit\(\s*f?"([^"]+)"', code)
+    assert len(reasons) >= 9
+    pieces = [
+        piece.removeprefix("body: the payload ")
+        for reason in reasons
+        for piece in re.split(r"{[^}]*}", reason)
+    ]
+    missing = [
+        piece for piece in pieces if piece.strip(" :").removeprefix("body: the expression ") not in section
+    ]
+    assert missing == []
