@@ -106,4 +106,4 @@ async def serve_until(
             ended.cancel()
             await listener.stop(_REQUESTS)
             await intake.close()
-        log.info("served", extra={"fields": {"pid": os.getpid()}})
+        log.info("serving_ended", extra={"fields": {"pid": os.getpid()}})
