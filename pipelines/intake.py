@@ -21,7 +21,7 @@ import msgspec
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from pipelines.live_source import Durability, LiveSource
 from pipelines.whereabouts import Whereabouts, find
@@ -178,8 +178,8 @@ class Intake:
         self._waiting = self._waiting_bytes = 0
         self._closing = False
         self._clock: ClockMap | None = None
-        self._redis_away = False
-        self._health: tuple[Away, ...] = (Away.POSTGRES, Away.REDIS)
+        self._postgres_away = self._redis_away = False
+        self._health: tuple[Away, ...] = (Away.REDIS, Away.POSTGRES)
 
     async def accept(self, events: Sequence[Inbound], source: LiveSource) -> Sequence[Answer]:
         """One answer for each event, in order. Cancelling it disturbs nobody; the events may be accepted or not.
@@ -226,21 +226,20 @@ class Intake:
         return datetime.now(UTC) if self._clock is None else self._clock.redis(time.monotonic())
 
     async def look(self) -> tuple[Away, ...]:
-        """See what is away, as `health` says from then on, and what Redis's clock shows. Call it every second."""
+        """See what is away, as `health` says from then on, and what Redis's clock shows. Call it every second.
+
+        A store that made callers wait in vain is not asked by `accept` again until a look has reached it.
+        """
         away = []
-        try:
-            async with asyncio.timeout(self._deadline.total_seconds()), borrow(self._pool) as connection:
-                row = await (await connection.execute(statement("intake/look"))).fetchone()
-                if row is None or not row[0]:
-                    away.append(Away.POSTGRES)
-        except (StoreUnavailable, TimeoutError):
-            away.append(Away.POSTGRES)
         try:
             await self._ingest([], [])
         except StoreFull:
             away.append(Away.FULL)
         except StoreUnavailable:
             away.append(Away.REDIS)
+        self._postgres_away = not await self._takes_writes()
+        if self._postgres_away:
+            away.append(Away.POSTGRES)
         self._health = tuple(away)
         return self._health
 
@@ -265,13 +264,19 @@ class Intake:
     async def _into_postgres(
         self, events: Sequence[Inbound], remember: Sequence[timedelta]
     ) -> Sequence[Answer]:
+        if self._postgres_away:
+            return [Unavailable(Away.POSTGRES)] * len(events)
         if not await self._room():
             return [Unavailable(Away.FULL)] * len(events)
         try:
             async with asyncio.timeout(self._deadline.total_seconds()):
                 known = await self._commit(events)
         except (StoreUnavailable, TimeoutError) as error:
-            log.info("intake_postgres_away", extra={"fields": {"error": str(error), "events": len(events)}})
+            # What fails at once may be tried again at once; a wait in vain is not asked of each flush anew.
+            self._postgres_away |= isinstance(error, TimeoutError) or isinstance(error.__cause__, PoolTimeout)
+            log.warning(
+                "intake_postgres_away", extra={"fields": {"error": str(error), "events": len(events)}}
+            )
             return [Unavailable(Away.POSTGRES)] * len(events)
         checkpoint("intake-after-commit")
         answers = _answers(events, known)
@@ -285,6 +290,14 @@ class Intake:
                     "intake_left_to_sweep", extra={"fields": {"error": str(error), "events": len(fresh)}}
                 )
         return answers
+
+    async def _takes_writes(self) -> bool:
+        try:
+            async with asyncio.timeout(self._deadline.total_seconds()), borrow(self._pool) as connection:
+                row = await (await connection.execute(statement("intake/look"))).fetchone()
+                return row is not None and bool(row[0])
+        except (StoreUnavailable, TimeoutError):
+            return False
 
     async def _room(self) -> bool:
         """Whether Redis would take more. One that is away refuses nothing: PostgreSQL is the record."""

@@ -14,7 +14,7 @@ class Lossy:
     def __init__(self, url: str) -> None:
         self._target = urlsplit(url)
         self._lines: set[asyncio.Task[None]] = set()
-        self._losing = False
+        self._wanted: bytes | None = None
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -37,9 +37,9 @@ class Lossy:
         port = self._server.sockets[0].getsockname()[1]
         return urlunsplit(self._target._replace(netloc=f"{credentials}{at}127.0.0.1:{port}"))
 
-    def lose_next_answer(self) -> None:
-        """The next thing that the server says is dropped, and its connection is cut."""
-        self._losing = True
+    def lose_answer_to(self, text: bytes) -> None:
+        """The next question with this text reaches the server; its answer is dropped and the connection is cut."""
+        self._wanted = text
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = asyncio.create_task(self._line(reader, writer))
@@ -48,9 +48,10 @@ class Lossy:
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there = await asyncio.open_connection(self._target.hostname, self._target.port)
+        asked = asyncio.Event()
         ways = {
-            asyncio.create_task(self._carry(reader, there, answers=False)),
-            asyncio.create_task(self._carry(there_reader, writer, answers=True)),
+            asyncio.create_task(self._ask(reader, there, asked)),
+            asyncio.create_task(self._answer(there_reader, writer, asked)),
         }
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -63,12 +64,21 @@ class Lossy:
                 with suppress(OSError):
                     await end.wait_closed()
 
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event
     ) -> None:
         while data := await reader.read(1 << 16):
-            if answers and self._losing:
-                self._losing = False
+            if self._wanted is not None and self._wanted in data:
+                self._wanted = None
+                asked.set()
+            writer.write(data)
+            await writer.drain()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Event
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            if asked.is_set():
                 return
             writer.write(data)
             await writer.drain()

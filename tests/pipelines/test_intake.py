@@ -264,7 +264,7 @@ async def test_postgresql_away(redis_url: str, key_prefix: str) -> None:
 
 
 async def test_a_postgresql_that_hangs(database_url: str, redis_url: str, key_prefix: str) -> None:
-    """Past the deadline nobody waits on, neither those of the flush nor those behind it."""
+    """Past the deadline nobody waits on, neither those of the flush nor those behind it, until a look reaches it."""
     async with inlet(database_url, redis_url, key_prefix, deadline=timedelta(seconds=0.2)) as stores:
         async with borrow(stores.pool) as holder:
             await holder.execute("LOCK TABLE event")
@@ -273,7 +273,10 @@ async def test_a_postgresql_that_hangs(database_url: str, redis_url: str, key_pr
             calls += [asyncio.create_task(stores.intake.accept([event(str(n))], SHOP)) for n in range(2, 9)]
             answers = await asyncio.gather(*calls)
             assert {answer for [answer] in answers} == {Unavailable(Away.POSTGRES)}
+            assert verdicts(await stores.intake.accept([event("9")], SHOP)) == ["postgres_away"]
         assert await stores.recorded() == await stores.entries() == []
+        assert verdicts(await stores.intake.accept([event("1")], SHOP)) == ["postgres_away"]
+        assert await stores.intake.look() == ()
         assert verdicts(await stores.intake.accept([event("1")], SHOP)) == ["ACCEPTED"]
 
 
@@ -281,7 +284,7 @@ async def test_a_commit_whose_answer_is_lost(database_url: str, redis_url: str, 
     """No acceptance is claimed; the event is there all the same, and a second try finds a duplicate."""
     async with Lossy(database_url) as way, inlet(way.url, redis_url, key_prefix) as stores:
         assert verdicts(await stores.intake.accept([event("1")], SHOP)) == ["ACCEPTED"]
-        way.lose_next_answer()
+        way.lose_answer_to(b"INSERT INTO unrouted")
         assert verdicts(await stores.intake.accept([event("2")], SHOP)) == ["postgres_away"]
         assert verdicts(await stores.intake.accept([event("2"), event("3")], SHOP)) == [
             "DUPLICATE",
@@ -360,7 +363,7 @@ async def test_redis_answer_lost(database_url: str, redis_url: str, key_prefix: 
     """Where Redis is the record no acceptance is claimed, and a second try finds a duplicate."""
     async with Lossy(redis_url) as way, inlet(database_url, way.url, key_prefix) as stores:
         assert verdicts(await stores.intake.accept([event("1")], QUICK)) == ["ACCEPTED"]
-        way.lose_next_answer()
+        way.lose_answer_to(b":seen:shop:2")
         assert verdicts(await stores.intake.accept([event("2")], QUICK)) == ["redis_away"]
         assert verdicts(await stores.intake.accept([event("2")], QUICK)) == ["DUPLICATE"]
         assert sorted(await stores.entries()) == ["1", "2"]
@@ -439,7 +442,7 @@ async def test_the_time_is_redis_s(stores: Inlet) -> None:
 
 async def test_health_is_bad_until_somebody_looked(stores: Inlet) -> None:
     """A process that has not reached its stores yet is not ready."""
-    assert stores.intake.health() == (Away.POSTGRES, Away.REDIS)
+    assert stores.intake.health() == (Away.REDIS, Away.POSTGRES)
     await stores.intake.look()
     assert stores.intake.health() == ()
 
