@@ -34,7 +34,7 @@ from psycopg_pool import AsyncConnectionPool
 from madeira.backlog import BATCH, COUNTED, Backlog, in_record, in_transit
 from pipelines.live_source import Durability
 from sinks.partner import Partner
-from streams.delivery import Attempt, State
+from streams.delivery import Attempt, Cause, Kind, State
 from streams.keys import LIVE
 from streams.transit import Transit
 
@@ -244,6 +244,7 @@ METRICS: Final = (
 """All of them, in the order of docs/operations.md."""
 
 _TRIES: Final = ("1", "2", "3-5", "3-5", "3-5")
+_MORE: Final = "more"
 _LEFT: Final = frozenset({State.SUCCEEDED, State.DEAD})
 
 
@@ -291,9 +292,31 @@ class Metrics:
         return cls(folder)
 
     def adopt(self, partners: Mapping[str, Partner], sources: Collection[str]) -> None:
-        """The configuration from now on: other sources count as `other`."""
+        """The configuration from now on: other sources count as `other`.
+
+        All that may be counted of a partner or a source is there from now on, as 0: a rate needs a number before the
+        first, and making hundreds of them takes longer than a send may be late.
+        """
         self._partners = partners
         self._sources = frozenset(sources)
+        for metric in (ROUTED, UNROUTABLE_MET, CONFIGURATION_REFUSED, STUCK):
+            self._cells(metric, ())
+        for endpoint in Endpoint:
+            self._cells(REQUESTS, (endpoint,))
+        for source in (*sources, OTHER):
+            for reason in Refusal:
+                self._cells(REFUSED, (source, reason))
+        for partner in partners:
+            for lane in (LIVE, BATCH):
+                self._cells(WAITED, (partner, lane))
+                for outcome in Kind:
+                    self._cells(SETTLED, (partner, lane, outcome))
+            for tries in dict.fromkeys((*_TRIES, _MORE)):
+                self._cells(TRIES, (partner, tries))
+            for cause in Cause:
+                self._cells(DIED, (partner, cause))
+            self._cells(DOUBTFUL, (partner,))
+            self._cells(SENDING, (partner,))
 
     def watch(self, pool: AsyncConnectionPool, transit: Transit) -> None:
         """Read backlogs and ages from these stores at `render`. Without it they are left out."""
@@ -323,7 +346,7 @@ class Metrics:
         self._count(SETTLED, (partner, shown, attempt.outcome))
         number, state = attempt.number, attempt.state
         if state in _LEFT:
-            self._count(TRIES, (partner, _TRIES[number - 1] if number <= len(_TRIES) else "more"))
+            self._count(TRIES, (partner, _TRIES[number - 1] if number <= len(_TRIES) else _MORE))
             if state is State.DEAD and attempt.cause is not None:
                 self._count(DIED, (partner, attempt.cause))
         sent_at = attempt.sent_at
@@ -462,12 +485,11 @@ class Metrics:
             if monotonic() - self._rendered_at >= self._keep_s:
                 states = await self._look()
                 self.flush()
-                merged, broken = await asyncio.to_thread(_merge, self._folder)
+                # Apart: it takes half a second for eight processes of a hundred partners.
+                text, broken = await asyncio.to_thread(_written, self._folder, states)
                 if broken:
                     self._failed("files", f"{broken} cannot be read")
-                registry = CollectorRegistry(auto_describe=False)
-                registry.register(_Given([*merged, *states]))
-                self._text, self._rendered_at = generate_latest(registry), monotonic()
+                self._text, self._rendered_at = text, monotonic()
             return self._text
 
     async def _look(self) -> list[Metric]:
@@ -521,6 +543,14 @@ class _Given(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._metrics
+
+
+def _written(folder: Path, states: Collection[Metric]) -> tuple[bytes, int]:
+    """Everything as text, and how many files cannot be read."""
+    merged, broken = _merge(folder)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given([*merged, *states]))
+    return generate_latest(registry), broken
 
 
 def _gauge(metric: Named, values: Mapping[tuple[str, ...], float]) -> Metric:

@@ -133,7 +133,7 @@ async def test_attempts_are_counted_by_how_they_ended(metrics: Metrics) -> None:
     assert of(samples, name, partner="AB", lane="batch", outcome="dead") == 1
     name = "madeira_deliveries_ended_total"
     found = [of(samples, name, partner="AB", attempts=tries) for tries in ("1", "2", "3-5", "more")]
-    assert found == [1, None, 1, 1]
+    assert found == [1, 0, 1, 1]
     assert of(samples, "madeira_dead_letters_total", partner="AB", cause="refused") == 1
     assert of(samples, "madeira_possible_duplicates_total", partner="AB") == 1
 
@@ -203,6 +203,16 @@ async def test_pace_used_is_the_share_of_ten_seconds(tmp_path: Path) -> None:
     assert of(await shown(third), name, partner="AB") == pytest.approx(150 / 500)
     for metrics in (first, second, third):
         metrics.close()
+
+
+async def test_what_may_happen_is_there_before_it_does(metrics: Metrics) -> None:
+    """As 0: the first death of a partner is a rise from it, which an alert sees."""
+    samples = await shown(metrics)
+    assert of(samples, "madeira_dead_letters_total", partner="AB", cause="refused") == 0
+    assert of(samples, "madeira_attempts_settled_total", partner="AB", lane="batch", outcome="unknown") == 0
+    assert of(samples, "madeira_accept_to_sent_seconds_count", partner="AB", lane="live") == 0
+    assert of(samples, "madeira_inbound_refused_total", source="shop", reason="rate") == 0
+    assert of(samples, "madeira_inbound_refused_total", source=OTHER, reason="signature") == 0
 
 
 async def test_everything_else_is_shown(metrics: Metrics) -> None:
