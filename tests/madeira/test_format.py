@@ -151,7 +151,7 @@ def test_no_doubled_key_passes(keys: list[str], data: st.DataObject) -> None:
     chosen = ["event_id", "event_type", "payload", *(key for key in keys if key in values)]
     order = data.draw(st.permutations(chosen))
     gaps = st.sampled_from(["", " ", "\n\t"])
-    escaped = {key: "\\u{:04x}{}".format(ord(key[0]), key[1:]) for key in chosen}
+    escaped = {key: f"\\u{ord(key[0]):04x}{key[1:]}" for key in chosen}
     spelled = [
         f'{data.draw(gaps)}"{data.draw(st.sampled_from([key, escaped[key]]))}"'
         f"{data.draw(gaps)}:{data.draw(gaps)}{values[key]}"
