@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import signal
 import subprocess
 import time
@@ -60,9 +61,9 @@ class Shop:
         self.said[f"shop:{event_id}"] = status = await self._ask("POST", "/v1/events", body.encode())
         return status
 
-    async def ready(self) -> bool:
-        """Whether `serve` says that it is."""
-        return await self._ask("GET", "/readyz", b"") == 200
+    async def ready(self, at: str = "") -> bool:
+        """Whether it says that it is."""
+        return await self._ask("GET", "/readyz", b"", at) == 200
 
     async def where(self, number: int) -> dict[str, object]:
         """What `GET /v1/events/{event_id}` says."""
@@ -71,19 +72,21 @@ class Shop:
             assert answer.status == 200, await answer.text()
             return cast("dict[str, object]", await answer.json())
 
-    async def _ask(self, method: str, path: str, body: bytes) -> int:
+    async def _ask(self, method: str, path: str, body: bytes, at: str = "") -> int:
         headers = _signed(body) | {"Content-Type": "application/json"}
         try:
-            async with self.session.request(method, self.url + path, data=body, headers=headers) as answer:
+            async with self.session.request(
+                method, (at or self.url) + path, data=body, headers=headers
+            ) as answer:
                 await answer.read()
                 return answer.status
         except aiohttp.ClientError:
             return 0
 
-    async def opened(self) -> None:
-        """Until `serve` is ready."""
+    async def opened(self, at: str = "") -> None:
+        """Until `serve`, or who answers at this address, is ready."""
         async with asyncio.timeout(60):
-            while not await self.ready():  # noqa: ASYNC110 - a process of its own tells nobody
+            while not await self.ready(at):  # noqa: ASYNC110 - a process of its own tells nobody
                 await asyncio.sleep(0.05)
 
     def taken(self) -> set[str]:
@@ -156,6 +159,13 @@ def a_minute_later(night: House) -> None:
             client.delete(name)
 
 
+def _figure(metrics: list[str], name: str, **labels: str) -> float:
+    """The sum over all series of that name with these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    series = [line for line in metrics if line.startswith(name + "{") and all(w in line for w in wanted)]
+    return sum(float(line.rpartition(" ")[2]) for line in series)
+
+
 async def left(process: subprocess.Popen[bytes]) -> int:
     """The exit code of a process that was asked to leave."""
     process.send_signal(signal.SIGTERM)
@@ -163,13 +173,21 @@ async def left(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("durability", ["postgres", "redis"])
 async def test_events_arrive_as_they_were_posted(
-    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path, durability: str
 ) -> None:
     """Byte by byte, each once, at the bank that it names; its sender can see where it is; both leave cleanly."""
     async with shop(database_url, redis_url, key_prefix, tmp_path, A=Bank(), B=Bank()) as sender:
-        with sender.night.process("serve") as serve, sender.night.process("work") as work:
+        rewrite(
+            sender.night,
+            lambda text: text.replace("[sources.shop]", f'[sources.shop]\ndurability = "{durability}"'),
+        )
+        port = free_port()
+        working = ("work", "--metrics", f"127.0.0.1:{port}")
+        with sender.night.process("serve") as serve, sender.night.process(*working) as work:
             await sender.opened()
+            await sender.opened(f"http://127.0.0.1:{port}")
             for number in range(20):
                 assert await sender.post(number, to="AB"[number % 2]) == 202
             assert await sender.post(7, to="B") == 202, "the same once more is no mistake"
@@ -183,8 +201,33 @@ async def test_events_arrive_as_they_were_posted(
             assert found["status"] == "routed"
             [delivery] = cast("list[dict[str, object]]", found["deliveries"])
             assert (delivery["partner"], delivery["status"]) == ("B", "succeeded")
+            async with sender.session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                metrics = (await answer.text()).splitlines()
+            assert _figure(metrics, "madeira_inbound_events_total", source="shop", verdict="accepted") == 20
+            assert _figure(metrics, "madeira_attempts_settled_total", lane="live", outcome="succeeded") == 20
             assert (await left(serve), await left(work)) == (0, 0)
         assert sender.night.record("SELECT count(*) FROM unrouted") == [(0,)]
+
+
+@pytest.mark.slow
+async def test_several_processes_share_the_address(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """One of them is killed: what it had not answered is sent again, another one takes its place, nothing is lost."""
+    async with shop(database_url, redis_url, key_prefix, tmp_path, A=Bank()) as sender:
+        night = sender.night
+        with night.process("serve", "--processes", "2") as serve, night.process("work"):
+            await night.until(lambda: len(logged(night, "serve", "serving")) == 2)
+            await sender.opened()
+            os.kill(cast("int", logged(night, "serve", "serving")[0]["pid"]), signal.SIGKILL)
+            for number in range(40):
+                while await sender.post(number, to="A") != 202:
+                    pass
+            await night.until(lambda: len(logged(night, "serve", "serving")) == 3)
+            await sender.delivered(sender.taken())
+            assert await left(serve) == 0
+        assert sender.arrived() == Counter(sender.payloads.keys())
+        assert len(logged(night, "serve", "serving_ended")) == 2
 
 
 @pytest.mark.slow

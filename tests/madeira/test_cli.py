@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,3 +133,21 @@ def test_keys_of_partners_with_other_tags_need_not_be_there(config: Path, redis_
     assert called(config, "work", "--tags", "region=sh", **stores).exit_code == 3
     refused = called(config, "work", "--tags", "region=bj", **stores)
     assert (refused.exit_code, "partners.CD: a variable" in refused.output) == (2, True), refused.output
+
+
+@pytest.mark.parametrize(
+    "command", [("serve", "--listen"), ("serve", "--processes=2", "--listen"), ("work", "--metrics")]
+)
+def test_a_port_that_is_taken_is_said_in_one_line(
+    config: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """Exit 2 before any server is started, with the address and what to do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = called(config, *command, at, MADEIRA_VAR=str(tmp_path / "var"))
+    assert (result.exit_code, len(result.output.splitlines())) == (2, 1), result.output
+    assert f"cannot listen at {at}" in result.output
+    assert not (tmp_path / "var").exists()
+    assert called(config, *command, "8700").exit_code == 2

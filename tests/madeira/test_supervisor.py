@@ -72,6 +72,7 @@ async def test_workers_are_kept_and_ended(
         "MADEIRA_DATABASE_URL": database_url,
         "MADEIRA_REDIS_URL": redis_url,
         "MADEIRA_KEY_PREFIX": key_prefix,
+        "MADEIRA_VAR": str(tmp_path / "var"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }.items():
         monkeypatch.setenv(name, value)
@@ -108,7 +109,8 @@ async def test_workers_leave_when_the_supervisor_is_killed(
     config.write_text(JOBS)
     environ = os.environ | {
         "MADEIRA_CONFIG": str(config), "MADEIRA_DATABASE_URL": database_url, "MADEIRA_REDIS_URL": redis_url,
-        "MADEIRA_KEY_PREFIX": key_prefix, "PYTHONPATH": str(Path(__file__).parents[2]),
+        "MADEIRA_KEY_PREFIX": key_prefix, "MADEIRA_VAR": str(tmp_path / "var"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
     supervisor = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "madeira", "work", "--processes", "2"), env=environ
