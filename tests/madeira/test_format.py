@@ -97,9 +97,31 @@ NEAR = {
     "source": st.sampled_from(["shop", "", "other", 1]),
     "evnt_id": st.just(1),
 }
-OBJECTS = st.fixed_dictionaries(
-    {"event_id": NEAR["event_id"] | st.just("1"), "event_type": st.just("t")},
-    optional={name: values for name, values in NEAR.items() if name not in ("event_id", "event_type")},
+GOOD = {
+    "event_id": "a.b:c-_1",
+    "event_type": "payment.created",
+    "content_type": "application/xml; charset=utf-8",
+    "routing_key": "A B é",
+    "target_uri": "https://ab.example:8443/c?d=%20",
+    "tags": {"region": "sh", "event_id": ""},
+    "trace_id": "0aF" + "1" * 29,
+    "business_date": "2026-03-31",
+    "order_key": "k",
+    "source": "shop",
+}
+OBJECTS = st.builds(
+    lambda keys, payload, money, bad: (
+        {key: GOOD[key] for key in GOOD if key in ("event_id", "event_type") or key in keys}
+        | payload
+        | money
+        | bad
+    ),
+    keys=st.sets(st.sampled_from(sorted(GOOD))),
+    payload=st.fixed_dictionaries({"payload": NEAR["payload"]})
+    | st.just({"payload_base64": "AP8=", "content_type": "a/b"}),
+    money=st.sampled_from([{}, {"amount": "1.50", "currency": "EUR"}, {"currency": "JPY", "amount": -7}]),
+    bad=st.just({})
+    | st.sampled_from(sorted(NEAR)).flatmap(lambda key: st.fixed_dictionaries({key: NEAR[key]})),
 )
 
 
