@@ -58,6 +58,16 @@ def test_the_urls_name_services_of_this_file(compose: dict[str, Any], service: s
         assert name == "migrate" or "healthcheck" in compose["services"][name]
 
 
+def test_counts_are_kept_where_all_of_ours_can_write(compose: dict[str, Any]) -> None:
+    """The containers' own files are read-only: the folder of the metrics is one volume, which the image makes."""
+    image = (ROOT / "deploy" / "Dockerfile").read_text()
+    for service in OURS:
+        folder = compose["services"][service]["environment"]["MADEIRA_METRICS_DIR"]
+        assert f"metrics:{folder}" in compose["services"][service]["volumes"]
+        assert re.search(rf"chown madeira .*{folder}\b", image)
+    assert "metrics" in compose["volumes"]
+
+
 def test_redis_keeps_what_it_is_given(compose: dict[str, Any]) -> None:
     """AOF each second, no eviction, data on a volume: as the embedded one."""
     redis = compose["services"]["redis"]
