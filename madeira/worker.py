@@ -121,7 +121,7 @@ class Worker:
         self.recorder = Recorder(stores.pool, stores.transit, partners)
         self.feeder = Feeder(stores.pool, stores.transit, partners)
         self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
-        self.takeover = Takeover(stores.pool, stores.transit, partners)
+        self.takeover = Takeover(stores.pool, stores.transit, partners, meter=counts)
         self.control = Control(stores.pool, stores.transit, partners)
         self._routes = routes
         self._receiving = dict(partners)
