@@ -105,7 +105,8 @@ class House:
             )
         )
         webhook = await self.stack.enter_async_context(Webhook.open(connections=64))
-        worker, stop = Worker(stores, webhook, self.settings.partners), asyncio.Event()
+        worker = Worker(stores, webhook, self.settings.partners, routes=self.settings.routes)
+        stop = asyncio.Event()
         colleague = Colleague(worker, stores, stop, asyncio.create_task(worker.run(stop)))
         self.colleagues.append(colleague)
         return colleague

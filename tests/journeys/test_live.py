@@ -210,6 +210,22 @@ async def test_events_arrive_as_they_were_posted(
 
 
 @pytest.mark.slow
+async def test_all_in_one_go(database_url: str, redis_url: str, key_prefix: str, tmp_path: Path) -> None:
+    """`up` takes events, sends them and fires jobs; its scheduler follows jobs.toml, too; it leaves with 0."""
+    async with shop(database_url, redis_url, key_prefix, tmp_path, A=Bank()) as sender:
+        night = sender.night
+        night.order(5)
+        with night.process("up") as everything:
+            await sender.opened()
+            assert await sender.post(1, to="A") == 202
+            await sender.delivered({"shop:e1"})
+            await night.until(lambda: len(night.accepted()) >= 6)
+            rewrite(night, lambda text: text.replace('start = "00:00"', 'start = "00:01"'))
+            await night.until(lambda: logged(night, "up", "schedule_changed"))
+            assert await left(everything) == 0
+
+
+@pytest.mark.slow
 async def test_several_processes_share_the_address(
     database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
 ) -> None:
@@ -252,14 +268,24 @@ async def test_jobs_toml_changes_while_everything_runs(
             assert await sender.post(3, to="A") == 202
             await sender.delivered({"shop:e3"})
 
+            without_key = (
+                '[partners.C]\nendpoint = "https://c.example"\nqps = 1\nsigning_key_env = "NOT_SET"\n'
+            )
+            rewrite(
+                night,
+                lambda text: text.replace("qps = 0", "qps = 200").replace("[partners.C]\n", without_key),
+            )
+            await night.until(lambda: len(logged(night, "work", "configuration_refused")) == 2)
+            assert "signing_key_env" in str(logged(night, "work", "configuration_refused")[1]["mistakes"])
+
             section = (night.folder / "jobs.toml").read_text().split("[partners.A]")[1].split("\n[")[0]
             endpoint = night.banks.endpoint("A")
             rewrite(
                 night,
-                lambda text: text.replace("qps = 0", "qps = 200").replace(
-                    "[partners.C]\n",
+                lambda text: text.replace(
+                    without_key,
                     "[partners.C]"
-                    + section.replace("qps = 0", "qps = 50").replace(endpoint, night.banks.endpoint("C")),
+                    + section.replace("qps = 200", "qps = 50").replace(endpoint, night.banks.endpoint("C")),
                 ),
             )
             await night.until(lambda: logged(night, "work", "configuration_taken"))

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from madeira.banks import Bank, Banks
 from madeira.settings import Settings, load
 from madeira.worker import Stores, Worker, new_worker_id, open_stores
+from pipelines.route import BY_ROUTING_KEY, Route
 from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.webhook import Webhook
-from streams import gauges, leases
+from streams import gauges, inbound, leases
 from tests.partner import banks, partner
 from tests.pipelines.shift import FORGIVING
 
@@ -403,3 +405,42 @@ async def test_partners_come_and_go_while_it_works(
         stop.set()
         await life
         assert await at.sql("SELECT count(*) FROM delivery WHERE status = 'succeeded'") == [(2,)]
+
+
+async def test_a_live_event_is_routed_fed_and_sent(at: Place) -> None:
+    """In one turn, without waiting for the next look at an idle partner; who was taken out gets nothing more."""
+    await _started(at)
+    by_key = Route("payments", to=(BY_ROUTING_KEY,))
+    at.worker.adopt(replace(_settings(AB=at.partner), routes=(by_key,)))
+    await inbound.make_groups(at.stores.transit)
+    box = at.worker.dispatcher.outboxes["AB"]
+    box.room.clear()
+    await _accepted(at, "1")
+    await at.worker.route()
+    assert box.room.is_set()
+    await at.worker.take("AB")
+    assert at.worker.dispatcher.in_flight == 1
+    await at.ended()
+    assert [entry.id for entry in at.banks.entries()] == ["shop:1"]
+
+    at.worker.adopt(replace(_settings(), routes=(by_key,)))
+    await _accepted(at, "2")
+    await at.worker.route()
+    assert await at.sql("SELECT count(*) FROM delivery") == [(1,)]
+    assert await at.sql("SELECT count(*) FROM unrouted WHERE reason IS NOT NULL") == [(1,)]
+
+
+async def _accepted(at: Place, event_id: str) -> None:
+    """A live event for AB in an inbound shard."""
+    event = inbound.Inbound(
+        event_id=event_id,
+        event_type="payment.created",
+        source="shop",
+        tenant=at.partner.tenant,
+        payload=b"{}",
+        body_sha256=bytes(32),
+        trace_id="a" * 32,
+        created_at=datetime.now(UTC),
+        routing_key="AB",
+    )
+    await inbound.ingest(at.stores.transit, [event], remember=[timedelta(minutes=1)])
