@@ -24,6 +24,13 @@ from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
 from madeira.trace import trace_of
+from madeira.unroutable import (
+    list_conflicts,
+    list_unroutable,
+    route_again,
+    settle_conflict,
+    show_conflict,
+)
 from madeira.values import listen_address
 from streams.errors import ConfigurationError, MadeiraError, StoreUnavailable
 
@@ -216,6 +223,61 @@ def batch_plan(ctx: click.Context, job: str, day: date, *, as_json: bool) -> Non
 def status(ctx: click.Context, *, as_json: bool) -> None:
     """What happens now, partner by partner; exits 1 if anything needs attention."""
     sys.exit(asyncio.run(status_of(_settings(ctx), as_json=as_json)))
+
+
+@main.group("unroutable")
+def unroutable() -> None:
+    """Live events that were accepted and found no partner."""
+
+
+@unroutable.command("list")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Events shown.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def unroutable_list(ctx: click.Context, *, limit: int, as_json: bool) -> None:
+    """Which they are and why, the oldest first; exits 1 if there is any."""
+    sys.exit(asyncio.run(list_unroutable(_settings(ctx), limit=limit, as_json=as_json)))
+
+
+@unroutable.command("route")
+@click.option("--dry-run", is_flag=True, help="Say what would come of it, change nothing.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def unroutable_route(ctx: click.Context, *, dry_run: bool, as_json: bool) -> None:
+    """Try again with the routes of today; exits 1 if some still find none."""
+    sys.exit(asyncio.run(route_again(_settings(ctx), who=_who(), dry_run=dry_run, as_json=as_json)))
+
+
+@main.group("conflicts")
+def conflicts() -> None:
+    """Ids that came again with another body, which was not sent."""
+
+
+@conflicts.command("list")
+@click.option("--all", "every", is_flag=True, help="Also those that are settled.")
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def conflicts_list(ctx: click.Context, *, every: bool, as_json: bool) -> None:
+    """Which are open; exits 1 if any is."""
+    sys.exit(asyncio.run(list_conflicts(_settings(ctx), every=every, as_json=as_json)))
+
+
+@conflicts.command("show")
+@click.argument("number", type=int)
+@click.option("--json", "as_json", is_flag=True)
+@click.pass_context
+def conflicts_show(ctx: click.Context, number: int, *, as_json: bool) -> None:
+    """Both bodies: the one that was accepted and the one that was not."""
+    sys.exit(asyncio.run(show_conflict(_settings(ctx), number, as_json=as_json)))
+
+
+@conflicts.command("settle")
+@click.argument("number", type=int)
+@click.option("--why", default="", help="For the audit row.")
+@click.pass_context
+def conflicts_settle(ctx: click.Context, number: int, *, why: str) -> None:
+    """Note that you have looked at it; its bytes stay."""
+    sys.exit(asyncio.run(settle_conflict(_settings(ctx), number, who=_who(), why=why)))
 
 
 @main.command()

@@ -15,9 +15,10 @@ from madeira.wiring import servers
 from madeira.worker import Stores, open_stores
 from sinks.pool import borrow
 from sinks.statement import statement
-from streams import gauges
+from streams import gauges, inbound
 from streams.gauges import Gauge
-from streams.pace import to_ms
+from streams.inbound import Depth
+from streams.pace import from_us, to_ms
 from streams.server import ServerFacts, server_facts
 
 _NO_PROGRESS = timedelta(seconds=60)
@@ -27,7 +28,10 @@ _NEARLY_FULL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A partner's deliveries by PostgreSQL."""
+    """A partner's deliveries by PostgreSQL; `live` of them are live ones that are pending or retrying.
+
+    `live_since` is when the oldest live one was accepted that has had no attempt.
+    """
 
     partner: str
     pending: int
@@ -36,6 +40,8 @@ class Recorded:
     dead: int
     cancelled: int
     last_progress: datetime | None
+    live: int = 0
+    live_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,11 @@ class Store:
     workers: int
     silent: int
     quarantined: int
+    inbound_quarantined: int = 0
+    unroutable: int = 0
+    unrouted_since: datetime | None = None
+    """When the oldest event was accepted that waits for a router by the record."""
+    conflicts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ class Status:
     """All of it, and the problems, one sentence each."""
 
     store: Store
+    inbound: Depth
     partners: tuple[PartnerStatus, ...]
     batches: tuple[BatchRow, ...]
     problems: tuple[str, ...]
@@ -105,7 +117,9 @@ async def read_status(settings: Settings, stores: Stores) -> Status:
         if row.partner not in settings.partners and row.pending + row.retrying
     ]
     room = redis_problems(await server_facts(stores.transit.redis))
-    return Status(store, tuple(partners), batches, (*problems(store, partners, batches), *orphans, *room))
+    depth = await inbound.depth(stores.transit)
+    found = (*problems(store, partners, batches), *inbound_problems(store, depth), *orphans, *room)
+    return Status(store, depth, tuple(partners), batches, found)
 
 
 async def _read_record(
@@ -154,6 +168,32 @@ def problems(store: Store, partners: Sequence[PartnerStatus], batches: Sequence[
     return tuple(found)
 
 
+def inbound_problems(store: Store, depth: Depth) -> tuple[str, ...]:
+    """What became of live events before they had a partner; pure."""
+    found = []
+    in_redis = None if depth.oldest_ms is None else from_us(depth.oldest_ms * 1000)
+    oldest = [at for at in (store.unrouted_since, in_redis) if at is not None]
+    if oldest and store.now - min(oldest) > _NO_PROGRESS:
+        found.append(
+            f"live events wait for a router since {show.moment(min(oldest))} ({depth.waiting:,} in Redis): "
+            + ("look for store_away in a worker's log" if store.workers else "start `madeira work`")
+        )
+    if store.unroutable:
+        found.append(
+            f"{store.unroutable:,} live events found no partner, or not all: `madeira unroutable list` says why; "
+            "mend the routes, then `madeira unroutable route`"
+        )
+    if store.conflicts:
+        found.append(
+            f"{store.conflicts:,} ids came again with another body, which was not sent: `madeira conflicts list`"
+        )
+    if store.inbound_quarantined:
+        found.append(
+            f"{store.inbound_quarantined:,} inbound entries could not be read: see table inbound_quarantine"
+        )
+    return tuple(found)
+
+
 def redis_problems(facts: ServerFacts) -> tuple[str, ...]:
     """What Redis lacks for payments to go on; pure."""
     found = []
@@ -189,7 +229,8 @@ def _partner_problems(each: PartnerStatus, store: Store, released: datetime | No
         )
     elif each.recorded.pending and store.workers:
         # A batch that came after the last outcome has its minute, too; one that never had an outcome only that.
-        since = max((at for at in (each.recorded.last_progress, released) if at), default=None)
+        known = (each.recorded.last_progress, released, each.recorded.live_since)
+        since = max((at for at in known if at), default=None)
         if since is not None and store.now - since > _NO_PROGRESS:
             unrecorded = (
                 f"; {each.gauge.unrecorded:,} outcomes wait in Redis, so it is the recorder: look for store_away"
@@ -222,8 +263,9 @@ async def status_of(settings: Settings, *, as_json: bool) -> int:
         return int(bool(status.problems))
     rows = [
         (
-            each.name, str(each.qps), each.recorded.pending, each.recorded.retrying, each.gauge.pending,
-            each.recorded.succeeded, each.recorded.dead, each.recorded.cancelled, each.gauge.unrecorded,
+            each.name, str(each.qps), each.recorded.pending, each.recorded.retrying, each.recorded.live,
+            each.gauge.pending, each.recorded.succeeded, each.recorded.dead, each.recorded.cancelled,
+            each.gauge.unrecorded,
             "paused" if each.paused else each.gauge.state,
         )
         for each in status.partners
@@ -235,6 +277,7 @@ async def status_of(settings: Settings, *, as_json: bool) -> int:
             "qps",
             "pending",
             "retrying",
+            "of it live",
             "in flight",
             "delivered",
             "dead",
@@ -244,6 +287,8 @@ async def status_of(settings: Settings, *, as_json: bool) -> int:
         ),
         rows,
     )
+    if status.inbound.waiting:
+        show.say(f"{status.inbound.waiting:,} live events wait for a router")
     for batch in status.batches[:5]:
         loaded = "" if batch.loaded_count is None else f", {batch.loaded_count:,} rows"
         show.say(f"batch {batch.id}: {batch.job} for {batch.business_date}, {batch.state}{loaded}")

@@ -157,6 +157,7 @@ class Router:
             found = await deliveries.waiting(connection, older_than=older_than, limit=limit)
             decided = [Decided(number, event, await self._route(event)) for number, event in found]
             await deliveries.write(connection, decided, direct=frozenset(), generation=None)
+        _tell(decided)
         return _count(decided)
 
     async def again(self, *, who: str, dry_run: bool = False) -> Step:
@@ -347,21 +348,25 @@ async def _record(
     hands = await deliveries.write(connection, list(decided.values()), direct=direct, generation=generation)
     hands += await deliveries.standing(connection, routed, generation=generation)
     counted = _count(list(decided.values()))
+    _tell(decided.values())
     return Step(len(took), counted.unroutable, conflicts), hands
 
 
 def _count(decided: Sequence[Decided]) -> Step:
-    """Counts them, and says in the log which go nowhere, or not everywhere."""
-    failed = [one for one in decided if one.reason is not None]
-    for one in failed:
-        fields = {
-            "source": one.event.source,
-            "event_id": one.event.event_id,
-            "reason": one.reason,
-            "trace_id": one.event.trace_id,
-        }
-        log.warning("event_unroutable", extra={"fields": fields})
-    return Step(len(decided), len(failed))
+    return Step(len(decided), sum(one.reason is not None for one in decided))
+
+
+def _tell(decided: Iterable[Decided]) -> None:
+    """Say in the log which go nowhere, or not everywhere."""
+    for one in decided:
+        if one.reason is not None:
+            fields = {
+                "source": one.event.source,
+                "event_id": one.event.event_id,
+                "reason": one.reason,
+                "trace_id": one.event.trace_id,
+            }
+            log.warning("event_unroutable", extra={"fields": fields})
 
 
 async def _feeds(hands: Sequence[Hand]) -> list[Feed]:

@@ -7,8 +7,17 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from madeira.status import BatchRow, PartnerStatus, Recorded, Store, problems, redis_problems
+from madeira.status import (
+    BatchRow,
+    PartnerStatus,
+    Recorded,
+    Store,
+    inbound_problems,
+    problems,
+    redis_problems,
+)
 from streams.gauges import DelayGauge, Gauge
+from streams.inbound import Depth
 from streams.server import ServerFacts
 
 NOW = datetime(2026, 3, 2, 6, 0, tzinfo=UTC)
@@ -82,6 +91,38 @@ def test_a_partner_that_never_began() -> None:
         (found,) = problems(STORE, [with_record(pending=5, last_progress=last)], [released])
         assert "AB has 5 deliveries and no progress since" in found
         assert problems(STORE, [with_record(pending=5, last_progress=last)], [BATCH]) == ()
+
+
+def test_a_live_event_that_stands_still() -> None:
+    """It has its minute from its own acceptance, however long ago the last progress was."""
+    yesterday = NOW - timedelta(days=1)
+    for since, stuck in ((NOW - timedelta(seconds=59), False), (NOW - timedelta(seconds=61), True)):
+        each = with_record(pending=1, live=1, live_since=since, last_progress=yesterday)
+        found = problems(STORE, [each], [])
+        assert bool(found) == stuck, found
+
+
+@pytest.mark.parametrize(
+    ("changes", "oldest_ms", "said"),
+    [
+        ({}, int(NOW.timestamp() * 1000) - 60_001, "live events wait for a router since 2026-03-02 05:58:59"),
+        ({"workers": 0}, 0, "start `madeira work`"),
+        ({"unrouted_since": NOW - timedelta(seconds=61)}, None, "look for store_away"),
+        (
+            {"unroutable": 1_200},
+            None,
+            "1,200 live events found no partner, or not all: `madeira unroutable list`",
+        ),
+        ({"conflicts": 2}, None, "2 ids came again with another body"),
+        ({"inbound_quarantined": 1}, None, "1 inbound entries could not be read"),
+    ],
+)
+def test_live_events_without_a_partner(changes: dict[str, object], oldest_ms: int | None, said: str) -> None:
+    """Each with what to do; an event that came a moment ago is none."""
+    fresh = Depth(1, int(NOW.timestamp() * 1000) - 59_000)
+    assert inbound_problems(replace(STORE, unrouted_since=NOW - timedelta(seconds=59)), fresh) == ()
+    (found,) = inbound_problems(replace(STORE, **changes), Depth(0, oldest_ms))  # type: ignore[arg-type] # by name
+    assert said in found
 
 
 def test_a_redis_that_is_full_or_cannot_write() -> None:

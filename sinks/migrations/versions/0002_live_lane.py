@@ -57,6 +57,7 @@ CREATE TABLE conflict (
     body        bytea NOT NULL,
     body_sha256 bytea NOT NULL,
     at          timestamptz NOT NULL DEFAULT now(),
+    settled_at  timestamptz,                -- somebody has looked at it
     UNIQUE (source, event_id, body_sha256)
 );
 

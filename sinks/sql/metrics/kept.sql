@@ -2,4 +2,4 @@
 SELECT (SELECT count(*) FROM (SELECT FROM unrouted WHERE reason IS NULL LIMIT %(limit)s) AS found),
        coalesce(extract(epoch FROM now() - (SELECT min(since) FROM unrouted WHERE reason IS NULL)), 0)::double precision,
        (SELECT count(*) FROM unrouted WHERE reason IS NOT NULL),
-       (SELECT count(*) FROM conflict)
+       (SELECT count(*) FROM conflict WHERE settled_at IS NULL)
