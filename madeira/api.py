@@ -43,7 +43,7 @@ BODY_WITHIN: Final = timedelta(seconds=10)
 MOST_HELD: Final = 128 << 20
 """Bytes of bodies that one process holds, all requests together."""
 
-_OPENAPI: Final = Path(__file__).with_name("openapi.json")
+OPENAPI: Final = Path(__file__).with_name("openapi.json")
 _JSON: Final = frozenset({JSON})
 _LINES: Final = frozenset({NDJSON, "application/ndjson", "application/jsonl", JSON})
 _LINES_AT_ONCE: Final = 500  # read without letting others have their turn: about 5 ms
@@ -195,7 +195,7 @@ class Api:
         self._nobody = _Door(_UNKNOWN, 1)
         self._unready: frozenset[str] = frozenset()
         self._largest = _UNKNOWN.max_body
-        self._openapi = _OPENAPI.read_bytes()
+        self._openapi = OPENAPI.read_bytes()
         self._under_way = 0
         self._leaving = False
         self._idle = asyncio.Event()
