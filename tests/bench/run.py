@@ -88,7 +88,7 @@ def _measure(place: Site, parts: list[str], results: dict[str, Any], *, rounds: 
             case "ingest":
                 results[part] = [asdict(each) for each in ingest.measure(place, rounds=rounds)]
             case "bulk":
-                results[part] = asdict(bulk.measure(place, rounds=rounds))
+                results[part] = asdict(bulk.measure(place, rounds=rounds + 2))
             case "live":
                 results[part] = asdict(live.measure(place))
             case "isolation":
