@@ -41,7 +41,7 @@ def claim_of(request: web.BaseRequest, *, now_s: float) -> Claim | Answer:
         if len(given) != 1:
             if given:
                 return problem(Kind.HEADERS, f"{name} stands {len(given)} times: send it once")
-            return problem(Kind.SIGNATURE, f"{name} is missing: see docs/api.md, Signing")
+            return problem(Kind.SIGNATURE, f"{name} is missing: see docs/sending.md")
         values.append(given[0])
     source, timestamp, signature = values
     if not _TIMESTAMP.fullmatch(timestamp):

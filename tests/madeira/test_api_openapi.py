@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import requests
@@ -119,3 +120,11 @@ def test_the_document_knows_every_key_currency_and_problem() -> None:
     assert set(keys["currency"]["enum"]) == set(EXPONENTS)
     types = DOCUMENT.raw_schema["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
     assert types == [kind.type for kind in Kind]
+
+
+def test_the_page_has_every_problem() -> None:
+    """docs/api.md says of each type which status it has."""
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = [f"| `{kind.type}` | {kind.status} |" for kind in Kind]
+    assert [row for row in rows if row not in page] == []
+    assert page.count("| `urn:madeira:problem:") == len(rows)
