@@ -276,7 +276,7 @@ class Api:
         return Answer(200, self._openapi)
 
     def _ready(self) -> Answer:
-        away = [str(store) for store in self._intake.health()]
+        away = sorted(str(store) for store in self._intake.health())
         away += self._troubles()
         if self._leaving:
             away.append("leaving")
