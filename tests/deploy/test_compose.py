@@ -16,7 +16,7 @@ from madeira.embedded_postgres import SETTINGS
 from madeira.settings import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
-OURS = ("migrate", "worker", "scheduler")
+OURS = ("migrate", "serve", "worker", "scheduler")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from madeira.roster import Roster
+from sinks.partner import Partner
 from tests.partner import partner
 
 AB = partner("http://127.0.0.1:9/ab", name="AB")
@@ -54,3 +58,35 @@ def test_another_tenant_is_another_partner() -> None:
     roster.adopt({"AB": moved}, now=1.0)
     assert roster.let_go(LONG_S, busy=()) == ["AB"]
     assert (roster.partners["AB"], roster.serves("AB")) == (moved, True)
+
+
+_CHOICES = st.dictionaries(
+    st.sampled_from(["AB", "CD"]), st.tuples(st.sampled_from(["x", "y"]), st.integers(1, 3))
+)
+
+
+@given(st.lists(st.tuples(_CHOICES, st.floats(0, 100), st.booleans()), min_size=1))
+def test_whatever_comes_and_goes_all_is_as_jobs_toml_says_in_the_end(
+    changes: list[tuple[dict[str, tuple[str, int]], float, bool]],
+) -> None:
+    """Who is served is who the file has, under the tenant that it had; who is busy is never forgotten."""
+    roster = Roster({})
+    held, now, wanted = roster.partners, 0.0, dict[str, Partner]()
+    for file, passes, busy in changes:
+        wanted = {
+            name: replace(AB, name=name, tenant=tenant, qps=qps) for name, (tenant, qps) in file.items()
+        }
+        before = dict(held)
+        roster.adopt(wanted, now)
+        assert held.keys() == before.keys() | wanted.keys()
+        for name, known in before.items():
+            assert held[name].tenant == known.tenant
+        assert {name for name in held if roster.serves(name)} == {
+            name for name in wanted if held[name] == wanted[name]
+        }
+        now += passes
+        roster.let_go(now, busy=tuple(held) if busy else ())
+        assert not busy or held.keys() == before.keys() | wanted.keys()
+    roster.let_go(now + LONG_S, busy=())
+    assert held == wanted
+    assert all(roster.serves(name) for name in wanted)
