@@ -302,16 +302,17 @@ class Router:
     async def _leave(self, partner: str, hands: Sequence[Hand], refused: Refused, *, generation: int) -> None:
         """Note that Redis did not take these, or, where one cannot know, that it perhaps did."""
         self._direct.discard(partner)
-        perhaps = refused.reason == "moved" or any(hand.again for hand in hands)
         async with borrow(self._pool) as connection:
             await connection.execute(statement("pool/by_key"))
             await connection.execute(
                 statement("route/not_fed"),
                 {
                     "events": [hand.id for hand in hands],
+                    "insteads": [
+                        -generation if hand.again or refused.reason == "moved" else None for hand in hands
+                    ],
                     "partner": partner,
                     "generation": generation,
-                    "instead": -generation if perhaps else None,
                 },
             )
 

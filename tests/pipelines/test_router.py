@@ -15,6 +15,7 @@ from hashlib import sha256
 import msgspec
 import pytest
 
+from madeira.embedded_valkey import PrivateValkey
 from pipelines.route import Route
 from pipelines.router import Router, Step
 from sinks.partner import Partner
@@ -322,3 +323,24 @@ async def test_above_its_mark_a_partner_waits_in_the_record(post: Live) -> None:
         await post.night.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
     await post.accept(event("a"))
     assert (await router.step(1, block=MOMENT)).fed == {"AB"}
+
+
+async def test_a_full_redis(database_url: str, private_valkey: PrivateValkey) -> None:
+    """What is new waits in the record as never handed over; what another router may have fed, as perhaps."""
+    async with night(database_url, private_valkey.url, "full") as stores:
+        post = live(stores)
+        await inbound.make_groups(stores.transit)
+        redis = stores.transit.redis
+        await post.enqueue(event("1"))
+        assert (await post.router.step(1, block=MOMENT)).fed == {"AB"}
+        await redis.delete(stores.transit.keys.inbound_of("shop", "1").seen("shop", "1"))
+        await post.enqueue(event("1"), event("2"))
+        await redis.config_set("maxmemory", "1")
+        assert await post.routed() == 2
+        assert [row[3] for row in await post.deliveries()] == [-1, None]
+        assert (await depth(stores.transit)).waiting == 0
+        assert await stores.feeder.sweep(1, LATER) == 0
+        await redis.config_set("maxmemory", "0")
+        assert await stores.feeder.sweep(1, LATER) == 1
+        assert [row[3] for row in await post.deliveries()] == [1, 1]
+        assert await post.lane() == ["1", "2"]
