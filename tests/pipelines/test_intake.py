@@ -225,10 +225,12 @@ async def test_a_call_keeps_its_order(stores: Inlet, source: LiveSource) -> None
     assert (await depth(stores.transit)).waiting == 2500
 
 
-async def test_who_hangs_up_takes_nobody_along(stores: Inlet) -> None:
-    """A cancelled call leaves the others of its flush as they are."""
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+async def test_who_hangs_up_takes_nobody_along(stores: Inlet, turns: int) -> None:
+    """A call cancelled before its flush, or during it, leaves the others as they are."""
     calls = [asyncio.create_task(stores.intake.accept([event(str(n))], SHOP)) for n in range(20)]
-    await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
     calls[3].cancel()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(answers.pop(3), asyncio.CancelledError)
@@ -367,6 +369,21 @@ async def test_redis_answer_lost(database_url: str, redis_url: str, key_prefix: 
         assert verdicts(await stores.intake.accept([event("2")], QUICK)) == ["redis_away"]
         assert verdicts(await stores.intake.accept([event("2")], QUICK)) == ["DUPLICATE"]
         assert sorted(await stores.entries()) == ["1", "2"]
+
+
+async def test_who_waits_behind_a_store_that_is_away(
+    database_url: str, redis_url: str, key_prefix: str
+) -> None:
+    """Is told so together with those before him: he would only wait longer than they for the same."""
+    async with Lossy(redis_url) as way, inlet(database_url, way.url, key_prefix) as stores:
+        await stores.intake.look()
+        way.lose_answer_to(b":seen:shop:1")
+        first = asyncio.create_task(stores.intake.accept([event("1")], QUICK))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        behind = asyncio.create_task(stores.intake.accept([event("2")], QUICK))
+        assert await asyncio.gather(first, behind) == [[Unavailable(Away.REDIS)]] * 2
+        assert await stores.entries() == ["1"]
 
 
 CRASH = """
