@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -77,17 +75,12 @@ class Room:
         self._held = 0
         self._most = most
 
-    @contextmanager
-    def hold(self) -> Iterator[Held]:
-        """What one request holds; all of it is given back at the end."""
-        held = Held(self)
-        try:
-            yield held
-        finally:
-            self._held -= held.size
+    def held(self) -> Held:
+        """What one request holds: nothing yet. Call its `give_back` when the request has ended."""
+        return Held(self)
 
     def take(self, size: int) -> bool:
-        """Whether there is room for so many more bytes; they are taken then."""
+        """Whether there is room for so many more bytes (less than 0: fewer); they are taken then."""
         if self._held + size > self._most:
             return False
         self._held += size
@@ -109,6 +102,11 @@ class Held:
             return False
         self.size += size
         return True
+
+    def give_back(self) -> None:
+        """The request holds nothing any more."""
+        self._room.take(-self.size)
+        self.size = 0
 
 
 async def body_of(request: web.BaseRequest, held: Held, *, limit: int, within: timedelta) -> bytes | Answer:
