@@ -317,7 +317,7 @@ class Worker:
         if self._recovering:
             return _IDLE_S
         now = from_us(await gauges.now_us(self._stores.transit.redis))
-        swept = await self.feeder.sweep(self.dispatcher.generation, now, 1000)
+        swept = await self.feeder.sweep(self.dispatcher.generation, now)
         return 0.0 if swept else 1.0
 
     async def route(self) -> float:

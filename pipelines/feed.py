@@ -131,7 +131,7 @@ class Feeder:
         self._resting |= {partner for partner, left in room.items() if left <= 0}
         return fed
 
-    async def sweep(self, generation: int, now: datetime, limit: int = 1000) -> int:
+    async def sweep(self, generation: int, now: datetime, limit: int = CHUNK) -> int:
         """Feed what is due at `now` and not in Redis in this generation; returns how many.
 
         Live deliveries that the router left here, the oldest first and within the live marks; and retries whose
