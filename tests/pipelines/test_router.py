@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from hashlib import sha256
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from madeira.embedded_valkey import PrivateValkey
 from pipelines.route import Route
@@ -344,3 +347,58 @@ async def test_a_full_redis(database_url: str, private_valkey: PrivateValkey) ->
         assert await stores.feeder.sweep(1, LATER) == 1
         assert [row[3] for row in await post.deliveries()] == [1, 1]
         assert await post.lane() == ["1", "2"]
+
+
+ACTS = st.lists(
+    st.sampled_from(
+        ["accept", "enqueue", "record", "forget", "step", "claim", "sweep", "feed", "drop", "send"]
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=ACTS)
+async def test_in_whatever_order(post: Live, acts: list[str]) -> None:
+    """Each accepted event is sent once, whoever of two routers and a sweep comes when, and whatever Redis forgets."""
+    stores, names, sent = post.night, list[str](), list[str]()
+    routers = [post.router, Router(stores.pool, stores.transit, stores.partners, [TO_KEY])]
+
+    async def send() -> None:
+        for entry in await post.take():
+            sent.append(entry.delivery)
+            await stores.settle(settlement(entry, attempt(entry, State.SUCCEEDED)))
+        await stores.recorder.step()
+
+    for place, act in enumerate(acts):
+        router = routers[place % 2]
+        match act:
+            case "accept" | "enqueue" | "record":
+                names.append(secrets.token_hex(4))
+                await getattr(post, act)(event(names[-1]))
+            case "forget" if names:  # the sender repeats the last one, and its mark has expired
+                shard = stores.transit.keys.inbound_of("shop", names[-1])
+                await stores.transit.redis.delete(shard.seen("shop", names[-1]))
+                await post.enqueue(event(names[-1]))
+            case "step":
+                await router.step(1, block=MOMENT)
+            case "claim":
+                await router.claim(1, idle=NO_TIME)
+            case "sweep":
+                await router.sweep(older_than=NO_TIME)
+            case "feed":
+                await stores.feeder.sweep(1, LATER)
+            case "drop":  # in a hand that never comes back
+                await inbound.read(stores.transit, router="dead", limit=1, block=MOMENT)
+            case _:
+                await send()
+    for router in routers:
+        while (await router.claim(1, idle=NO_TIME)).events or (await router.step(1, block=MOMENT)).events:
+            pass
+    await post.router.sweep(older_than=NO_TIME)
+    await stores.feeder.sweep(1, LATER)
+    await send()
+    assert sorted(sent) == sorted(f"shop:{name}" for name in names)
+    assert (await depth(stores.transit)).waiting == 0
+    assert await unrouted(post) == []
