@@ -214,8 +214,7 @@ class Api:
         self._traces: list[str] = []
         self._under_way = 0
         self._leaving = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
 
     def adopt(self, sources: Mapping[str, LiveSource], unready: Collection[str] = ()) -> None:
         """Let these in from now on; the rate of a source that changed begins anew.
@@ -238,12 +237,13 @@ class Api:
 
     async def idle(self) -> None:
         """Until no request is under way."""
-        await self._idle.wait()
+        if self._under_way:
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The answer to any request."""
         self._under_way += 1
-        self._idle.clear()
         try:
             return await self._dispatch(request)
         except ConnectionError:
@@ -254,8 +254,9 @@ class Api:
             return problem(Kind.INTERNAL, "see the log of this process").closing()
         finally:
             self._under_way -= 1
-            if not self._under_way:
+            if not self._under_way and self._idle is not None:
                 self._idle.set()
+                self._idle = None
 
     async def _dispatch(self, request: web.BaseRequest) -> Answer:
         target = request.raw_path
