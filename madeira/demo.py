@@ -166,10 +166,9 @@ def _drain(scene: _Scene, began_s: float) -> None:
     cast.start("work", "madeira", "work", "--processes", _WORKERS)
     _command(view, "serve", f"takes signed events at http://{scene.listen}")
     open_counter(cast, scene.listen)
-    open_shop(cast, scene.book, scene.listen, scene.night)
-    view.fact("shop", f"posts instant payments, {scene.night.live_rate:.0f} a second, some of them twice")
     started_s = time.monotonic()
     orders = sum(read_source(scene.accounting_url).values(), NOTHING).count
+    shop_open = False
     patience_ends_s = began_s + scene.night.patience.total_seconds()
     with psycopg.connect(scene.database_url, autocommit=True, application_name="madeira-demo") as record:
         while True:
@@ -178,11 +177,17 @@ def _drain(scene: _Scene, began_s: float) -> None:
                 raise DemoFailed(f"{JOB} for {scene.business_date} failed: {run[1]}")
             progress = read_progress(record)
             now_s = time.monotonic()
+            if not shop_open and any(each.sends for each in progress.values()):
+                # Once the batch is under way: what live events are shown to wait for is the batch, not a start.
+                view.fact("shop", f"posts {scene.night.live_rate:.0f} instant payments a second, some twice")
+                open_shop(cast, scene.book, scene.listen, scene.night)
+                shop_open = True
             view.show(progress, now_s - started_s)
             total = sum(progress.values(), Progress(""))
             over = (
                 run is not None
                 and run[0] == "done"
+                and shop_open
                 and cast.over("shop")
                 and total.done == total.orders == orders + len(read_book(scene.book))
             )
