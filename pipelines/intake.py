@@ -319,6 +319,8 @@ class Intake:
             self._redis_away = not isinstance(error, StoreFull)
             raise
         self._redis_away = False
+        if events:
+            checkpoint("intake-after-ingest")
         self._clock = (self._clock or ClockMap()).narrowed(
             asked=asked, answered=time.monotonic(), redis_us=ingested.now_us
         )

@@ -28,6 +28,9 @@ import redis
 
 from madeira.banks import Entry
 from madeira.embedded import Embedded, EmbeddedError, status
+from madeira.embedded_server import free_port
+from streams.keys import Keys
+from tests.chaos.shop import SURE, SWIFT, Shop
 
 T = TypeVar("T")
 JOB = "payment-orders"
@@ -63,6 +66,12 @@ class Verdict:
     reconcile_exit: int
     over_qps: float
     fell_over: int
+    live: int
+    """Events that were answered 202."""
+    forgotten: int
+    """Those of them that Redis alone had, and lost: never more than 0 but where it lost data itself."""
+    most_mib: int
+    """What the largest `serve` or `work` took."""
     broken: tuple[str, ...]
 
 
@@ -76,8 +85,15 @@ class Night:
     orders: int
     environ: dict[str, str]
     embedded: Embedded
+    live_at: int
+    """The port of `serve`."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed: set[int] = field(default_factory=set)
+    shop: Shop | None = None
+    forgets: bool = False
+    """Set by whoever takes from Redis what it had answered for."""
+    qps_changed: tuple[int, int] | None = None
+    """Lowest and highest rate of a night in which it is changed."""
 
     # -- processes ----------------------------------------------------------------------------------------
 
@@ -93,6 +109,27 @@ class Night:
             )  # fmt: skip
         self.processes.append(process)
         return process
+
+    def serve(self, *, failpoint: str = "") -> subprocess.Popen[bytes]:
+        """`madeira serve` at the night's port."""
+        return self.start("serve", "--listen", f"127.0.0.1:{self.live_at}", failpoint=failpoint)
+
+    def open_shop(self, rate: float = 60.0) -> None:
+        """Live events from now on, until `close_shop` or the end of the scenario."""
+        self.shop = Shop(f"http://127.0.0.1:{self.live_at}", KEY, _BANKS, rate)
+        self.shop.open()
+
+    def sold(self, count: int) -> None:
+        """Wait until so many live events have been answered 202."""
+        self.until(
+            lambda: self.shop is not None and len(self.shop.sold) >= count, f"{count} live events taken"
+        )
+
+    def close_shop(self) -> None:
+        """No new live events; returns when each one that was begun has had its 202."""
+        if self.shop is not None:
+            self.shop.close()
+            self.until(self.shop.closed, "every live event has its answer")
 
     def load(self, *, failpoint: str = "") -> subprocess.Popen[bytes]:
         """`madeira batch run` for the night's date."""
@@ -136,6 +173,42 @@ class Night:
         with redis.Redis.from_url(self.embedded.servers.redis_url) as client:
             client.flushall()
 
+    def ask_redis(self, *command: str | int) -> object:
+        """Any command to the private Valkey."""
+        with redis.Redis.from_url(self.embedded.servers.redis_url) as client:
+            return client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def cut_postgres(self) -> None:
+        """End every session of the record."""
+        with psycopg.connect(self.embedded.servers.database_url, autocommit=True) as record:
+            record.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    def freeze(self, seconds: float, *, postgres: bool) -> None:
+        """Stop a server and all its processes for a while: it takes connections and does not answer."""
+        found = status(self.folder / "var")
+        first = found.database_pid if postgres else found.redis_pid
+        if first is None:
+            raise Broken("the server to be frozen does not run")
+        pids = [first, *_children(first)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            for pid in reversed(pids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def configure(self, change: Callable[[str], str]) -> None:
+        """Another jobs.toml, put into place at once; running processes see it within about a second."""
+        path = self.folder / "jobs.toml"
+        draft = path.with_suffix(".draft")
+        draft.write_text(change(path.read_text()))
+        draft.replace(path)
+
     def stop(self) -> list[int]:
         """SIGTERM to all that still run; their exit codes."""
         running = [process for process in self.processes if process.poll() is None]
@@ -167,12 +240,28 @@ class Night:
         One that was left there would be sent after the verdict, and nobody would see the second send.
         """
 
+        self.close_shop()
+
         def over() -> bool:
             counts = self.counts()
-            ended = sum(counts.values()) == self.orders and not counts.keys() - {"succeeded", "dead"}
-            return ended and self._nothing_under_way()
+            ended = sum(counts.values()) >= self.orders and not counts.keys() - {"succeeded", "dead"}
+            return ended and self._all_routed() and self._nothing_under_way()
 
         self.until(over, "every order has its end", patience_s=patience_s, every=0.25)
+
+    def _all_routed(self) -> bool:
+        """Whether no accepted event waits for a router; one that is in no partner's lane yet would be missed."""
+        try:
+            with redis.Redis.from_url(self.embedded.servers.redis_url) as client:
+                if any(client.xlen(shard.stream) for shard in Keys().inbound):
+                    return False
+            with psycopg.connect(self.embedded.servers.database_url, connect_timeout=2) as record:
+                [waiting] = record.execute(
+                    "SELECT count(*) FROM unrouted WHERE reason IS NULL"
+                ).fetchone() or (1,)
+        except (redis.RedisError, psycopg.Error):
+            return False
+        return not waiting
 
     def _nothing_under_way(self) -> bool:
         """Whether no lane, no delay and no hand holds anything; False while Redis is away or is being recovered."""
@@ -213,8 +302,18 @@ class Night:
         with psycopg.connect(self.embedded.servers.database_url) as record:
             deliveries = record.execute(
                 "SELECT e.source || ':' || e.event_id, d.status::text, d.cause, d.possible_duplicate, "
-                "e.amount_minor, encode(e.body_sha256, 'hex') FROM delivery AS d JOIN event AS e ON e.id = d.event"
+                "e.amount_minor, encode(sha256(e.body), 'hex') FROM delivery AS d JOIN event AS e ON e.id = d.event"
             ).fetchall()
+            batch = record.execute(
+                "SELECT count(*), count(*) FILTER (WHERE d.status = 'succeeded'), "
+                "coalesce(sum(e.amount_minor) FILTER (WHERE d.status = 'succeeded'), 0)::bigint, "
+                "count(*) FILTER (WHERE d.possible_duplicate) "
+                "FROM delivery AS d JOIN event AS e ON e.id = d.event WHERE d.batch_id IS NOT NULL"
+            ).fetchone()
+            left = record.execute(
+                "SELECT (SELECT count(*) FROM unrouted), (SELECT count(*) FROM conflict), "
+                "(SELECT count(*) FROM inbound_quarantine), (SELECT count(*) FROM outcome_quarantine)"
+            ).fetchone()
             sent = record.execute(
                 "SELECT partner, sent_at FROM delivery_log WHERE sent_at IS NOT NULL"
             ).fetchall()
@@ -230,13 +329,22 @@ class Night:
         flagged = {key for key, _, _, twice, *_ in deliveries if twice}
         twice = {key for key, entries in accepted.items() if len(entries) > 1}
         unaccounted = accepted.keys() - delivered.keys() - flagged
-        lost = (self.orders - len(known)) + len(delivered.keys() - accepted.keys())
+        sold = {} if self.shop is None else self.shop.sold
+        missing = sold.keys() - known.keys()
+        forgotten = {key for key in missing if self.forgets and key.startswith(f"{SWIFT}:")}
+        orders = sum(key.startswith(f"{JOB}:") for key in known)
+        lost = (self.orders - orders) + len(missing - forgotten) + len(delivered.keys() - accepted.keys())
+        wrong = [
+            key for key, sale in sold.items()
+            if key in known and {(e.bank, e.amount_minor) for e in accepted[key]} - {(sale.bank, sale.minor)}
+        ]  # fmt: skip
+        largest = max((_most_mib(p.pid) for p in self.processes if p.poll() is None), default=0)
         fell_over = [
             p
             for p in self.processes
             if p.poll() not in (None, 0) and p.pid not in self.killed and p.args[3] != "batch"
         ]  # type: ignore[index]
-        over = _over_qps(sent, self.qps)
+        over = _over_qps(sent, self.qps if self.qps_changed is None else self.qps_changed[1])
         bank_minor = sum(
             entries[0].amount_minor or 0 for key, entries in accepted.items() if key in delivered
         )
@@ -256,12 +364,17 @@ class Night:
                 ("amounts differ from the bank's", bank_minor != sum(delivered.values())),
                 (
                     "reconcile's totals differ",
-                    report != (len(known), len(delivered), sum(delivered.values()), len(flagged)),
+                    report != batch,
                 ),
                 # Processes that are just starting take the CPU from one between its last look at the clock and its
                 # write; `make bench` measures the pace itself on a quiet machine.
                 ("more than the agreed rate in a second", over > 1.0 + 2 / self.qps),
                 ("a process fell over by itself", fell_over),
+                ("live events without a 202", len(known) - orders - len(known.keys() & sold.keys())),
+                ("a live payment at another bank or of another amount", wrong),
+                ("events without a partner, conflicts or quarantined", left != (0, 0, 0, 0)),
+                ("answers that no store explains", [] if self.shop is None else self.shop.refused),
+                ("more than 250 MiB in a process", largest > 250),
             )
             if is_broken
         ]
@@ -277,6 +390,9 @@ class Night:
             reconcile_exit=exit_code,
             over_qps=over,
             fell_over=len(fell_over),
+            live=len(sold),
+            forgotten=len(forgotten),
+            most_mib=largest,
             broken=tuple(broken),
         )
 
@@ -299,6 +415,19 @@ class Night:
             total["possible_duplicates"]["count"],
         )
         return done.returncode, figures
+
+
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def _most_mib(pid: int) -> int:
+    """The most memory that a running process has had, in MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 1024
+    return 0
 
 
 def _over_qps(sent: list[tuple[str, datetime]], qps: int) -> float:
@@ -338,10 +467,12 @@ def night(folder: Path, *, qps: int = 45, orders: int = 6471, timeout: str = "2s
                 "MADEIRA_CONFIG": str(folder / "jobs.toml"), "MADEIRA_VAR": str(folder / "var"),
                 "ACCOUNTING_DSN": accounting, "BANKS_KEY": KEY,
             }  # fmt: skip
-            stage = Night(folder, day, qps, orders, environ, embedded)
+            stage = Night(folder, day, qps, orders, environ, embedded, free_port())
             try:
                 yield stage
             finally:
+                if stage.shop is not None:
+                    stage.shop.give_up()
                 for process in stage.processes:
                     if process.poll() is None:
                         process.kill()
@@ -397,6 +528,17 @@ allow_private = true
         for name in _BANKS
     )
     return f"""
+[sources.{SURE}]
+key_env = "BANKS_KEY"
+durability = "postgres"
+
+[sources.{SWIFT}]
+key_env = "BANKS_KEY"
+durability = "redis"
+
+[[routes]]
+to = "{{routing_key}}"
+
 [[jobs]]
 id = "{JOB}"
 start = "00:00"

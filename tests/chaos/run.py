@@ -23,13 +23,13 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from tests.chaos import scenarios
+from tests.chaos import live, scenarios
 from tests.chaos.night import Broken, Night, Verdict, night
 from tests.chaos.scenarios import KINDS, Scenario
 
 _COLUMNS = (
-    "scenario", "orders", "delivered", "dead", "open", "lost", "flagged", "twice", "not flagged", "of QPS",
-    "reconcile", "recovered in",
+    "scenario", "orders", "live", "delivered", "dead", "open", "lost", "forgotten", "flagged", "twice",
+    "not flagged", "of QPS", "reconcile", "recovered in",
 )  # fmt: skip
 
 
@@ -47,6 +47,12 @@ def listed(kills: int, seed: int) -> Iterator[tuple[str, Scenario]]:
         yield name.replace("_", "-"), partial(getattr(scenarios, name), dice=Random(f"{seed}/{name}"))
     for name in ("worker_failpoints", "loader_failpoints", "recovery_failpoints"):
         yield name.replace("_", "-"), getattr(scenarios, name)
+    for number in (1, 2, 3):
+        yield f"live-kills-{number}", partial(live.kills, dice=Random(f"{seed}/live/{number}"))
+    for name in ("emptied", "full", "frozen", "reloaded"):
+        yield f"live-{name}", partial(getattr(live, name), dice=Random(f"{seed}/live/{name}"))
+    for name in ("serve_failpoints", "router_failpoints"):
+        yield f"live-{name.replace('_', '-')}", getattr(live, name)
 
 
 def play(
@@ -76,7 +82,7 @@ def main() -> int:
     # Unwinds, so that no process of a night stays behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     base = Path(tempfile.mkdtemp(prefix="madeira-chaos-"))
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(f"seed {arguments.seed}; nights are in {base}")
     table = Table(*_COLUMNS)
     failures: list[str] = []
@@ -90,7 +96,7 @@ def main() -> int:
             _, verdict, seconds = play(scenario, folder)
         except Broken as error:
             failures.append(f"{name}: {error}")
-            table.add_row(name, *["?"] * 10, "-")
+            table.add_row(name, *["?"] * 12, "-")
             console.print(f"{name}: {error}", style="red")
             continue
         table.add_row(*_row(name, verdict, seconds))
@@ -113,7 +119,8 @@ def main() -> int:
 
 def _row(name: str, v: Verdict, seconds: float) -> tuple[str, ...]:
     return (
-        name, f"{v.orders:,}", f"{v.delivered:,}", str(v.dead), str(v.open), str(v.lost), str(v.flagged),
+        name, f"{v.orders:,}", f"{v.live:,}", f"{v.delivered:,}", str(v.dead), str(v.open), str(v.lost),
+        str(v.forgotten), str(v.flagged),
         str(v.twice), str(v.twice_unflagged), f"{v.over_qps:.2f}", str(v.reconcile_exit), f"{seconds:.0f} s",
     )  # fmt: skip
 
