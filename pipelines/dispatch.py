@@ -177,14 +177,14 @@ class Dispatcher:
 
     async def drop_closed(self) -> list[str]:
         """Give back what closed outboxes did not send; drop those with nothing left, and name them."""
-        dropped = []
-        for name, box in [(name, box) for name, box in self.outboxes.items() if box.leaving]:
+        for box in [box for box in self.outboxes.values() if box.leaving]:
             await self._give_back(box)
             await self._learn_recorded(box)
-            # Opened again meanwhile, or a heartbeat made it doubtful: then later.
-            if box.leaving and box.empty:
-                del self.outboxes[name]
-                dropped.append(name)
+        # All in one go with their naming: nobody finds one gone whose steps still run. One that was opened again
+        # meanwhile, or that a heartbeat made doubtful, goes later.
+        dropped = [name for name, box in self.outboxes.items() if box.leaving and box.empty]
+        for name in dropped:
+            del self.outboxes[name]
         return dropped
 
     def wake(self, name: str) -> None:

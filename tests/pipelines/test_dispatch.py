@@ -17,6 +17,7 @@ from sinks.answer import Answer, Failed, SlotMissed
 from sinks.webhook import Send, Webhook
 from streams import leases
 from streams.delivery import Kind, State
+from streams.errors import StaleGeneration
 from streams.gauges import gauge, now_us
 from streams.scripts import Feed
 from tests.pipelines.night import WORKER
@@ -551,3 +552,22 @@ async def test_a_closed_outbox_is_opened_again(stage: Shift) -> None:
     assert await stage.dispatcher.drop_closed() == []
     await stage.turn()
     assert {attempt.status_code for attempt, _ in await stage.outcomes()} == {404}
+
+
+async def test_closed_outboxes_go_and_are_named_together(stage: Shift) -> None:
+    """While one cannot give back no other goes unnamed: whoever runs its steps would find it gone, and end."""
+    held = replace(stage.partners["AB"], lateness=STRICT)
+    partners = {"CD": replace(held, name="CD"), "AB": held}
+    dispatcher = Dispatcher(stage.night.transit, stage.webhook, partners, worker=WORKER, generation=1)
+    await dispatcher.begin(WORKER)
+    await stage.order(1)
+    await dispatcher.take("AB")
+    await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
+    for name in partners:
+        dispatcher.close(name)
+    await stage.night.close(2)
+    with pytest.raises(StaleGeneration):
+        await dispatcher.drop_closed()
+    assert set(dispatcher.outboxes) == {"CD", "AB"}
+    assert dispatcher.follow(2)
+    assert await dispatcher.drop_closed() == ["CD", "AB"]
