@@ -206,7 +206,20 @@ class Worker:
                 },
             )
         self._earlier.add(self.dispatcher.worker)
-        await self.dispatcher.begin(worker)
+        try:
+            await self.dispatcher.begin(worker)
+        except StoreUnavailable:
+            # The next try has another id: a recovery would wait for this one, and suspect what it never had.
+            self._earlier.add(worker)
+            with suppress(StoreUnavailable):
+                await self._end(worker)
+            raise
+
+    async def _end(self, *workers: str) -> None:
+        """These have nothing in hand and never will."""
+        async with borrow(self._stores.pool) as connection:
+            for worker in workers:
+                await connection.execute(statement("worker/end"), {"id": worker})
 
     async def beat(self) -> float:
         """Renew the lease in Redis; begin again under a new id when it was lost."""
@@ -472,9 +485,7 @@ class Worker:
                 await asyncio.sleep(0.05)
             clean = self.dispatcher.in_flight == 0 and self.dispatcher.unrecorded == 0
             if clean:
-                async with borrow(self._stores.pool) as connection:
-                    for worker in (self.dispatcher.worker, *self._earlier):
-                        await connection.execute(statement("worker/end"), {"id": worker})
+                await self._end(self.dispatcher.worker, *self._earlier)
                 await self.dispatcher.end()
             log.info("worker_left", extra={"fields": {"given_back": given_back, "clean": clean}})
         except AWAY as error:

@@ -20,6 +20,7 @@ from sinks.partner import Partner
 from sinks.pool import borrow
 from sinks.webhook import Webhook
 from streams import gauges, inbound, leases
+from streams.errors import StoreUnavailable
 from tests.partner import banks, partner
 from tests.pipelines.shift import FORGIVING
 
@@ -112,6 +113,17 @@ async def test_beginning_is_registered_and_leased(at: Place) -> None:
     worker = at.worker.dispatcher.worker
     assert await at.sql("SELECT id, generation, ended_at FROM worker") == [(worker, 0, None)]
     assert await leases.alive(at.stores.transit, [worker]) == {worker}
+
+
+async def test_a_beginning_without_redis_leaves_nobody_to_wait_for(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """Or a recovery would wait for each try to fall silent, and suspect what nobody ever had in hand."""
+    async with place(database_url, "redis://127.0.0.1:1/0", key_prefix, tmp_path) as at:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await at.worker.begin()
+        assert await at.sql("SELECT count(*), count(ended_at) FROM worker") == [(3, 3)]
 
 
 async def test_a_lost_lease_begins_another_life(at: Place) -> None:
