@@ -97,7 +97,7 @@ async def serve_until(
         listener = Listener(api)
         with listening_at(host, port, LISTEN_SAID_BY):
             await listener.start(host, port, reuse_port=processes > 1)
-        fields = {"at": shown(host, port), "pid": os.getpid(), "sources": sorted(settings.sources)}
+        fields = {"listen": shown(host, port), "pid": os.getpid(), "sources": sorted(settings.sources)}
         log.info("serving", extra={"fields": fields})
         ended = asyncio.create_task(leave_with_supervisor(stop, lambda: leave_within(_GRACE_S)))
         try:

@@ -180,6 +180,8 @@ class Intake:
         self._clock: ClockMap | None = None
         self._postgres_away = self._redis_away = False
         self._health: tuple[Away, ...] = (Away.REDIS, Away.POSTGRES)
+        self._told: tuple[Away, ...] = ()
+        """What the log says is away."""
 
     async def accept(self, events: Sequence[Inbound], source: LiveSource) -> Sequence[Answer]:
         """One answer for each event, in order. Cancelling it disturbs nobody; the events may be accepted or not.
@@ -240,6 +242,12 @@ class Intake:
         self._postgres_away = not await self._takes_writes()
         if self._postgres_away:
             away.append(Away.POSTGRES)
+        if (was := self._told) != tuple(away):
+            self._told = tuple(away)
+            log.warning(
+                "store_away" if away else "store_back",
+                extra={"fields": {"service": "intake", "away": away or was}},
+            )
         self._health = tuple(away)
         return self._health
 

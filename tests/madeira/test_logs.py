@@ -151,3 +151,28 @@ def test_facts_of_a_line_are_in_its_fields() -> None:
                     keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
                     wrong += [f"{path.relative_to(root)}:{node.lineno}"] if keys != ["fields"] else []
     assert wrong == []
+
+
+def test_no_fact_takes_the_place_of_the_time_or_the_event() -> None:
+    """`at`, `level`, `event` and `in` are the line's own: a field of that name would be written over it."""
+    root = Path(__file__).parents[2]
+    wrong = []
+    for package in ("madeira", "scheduler", "pipelines", "sinks", "streams"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                found = _fields(node)
+                keys = {key.value for key in found.keys if isinstance(key, ast.Constant)} if found else set()
+                if keys & {"at", "level", "event", "in"}:
+                    wrong.append(f"{path.relative_to(root)}:{node.lineno}")  # type: ignore[attr-defined]
+    assert wrong == []
+
+
+def _fields(node: ast.AST) -> ast.Dict | None:
+    """The facts, where a call gives them or where they are put together before it."""
+    match node:
+        case ast.Dict(keys=[ast.Constant(value="fields")], values=[ast.Dict() as found]):
+            return found
+        case ast.Assign(targets=[ast.Name(id="fields")], value=ast.Dict() as found):
+            return found
+        case _:
+            return None

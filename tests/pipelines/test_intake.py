@@ -334,6 +334,25 @@ async def test_redis_away(database_url: str, private_valkey: PrivateValkey, key_
         assert sorted(set(await stores.entries()) - {"1"}) == ["4"], "1 may be lost with Redis's last second"
 
 
+async def test_what_is_away_is_in_the_log_once(
+    database_url: str, private_valkey: PrivateValkey, key_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often somebody looks: when a store goes away, and when it is back."""
+    caplog.set_level("INFO", "pipelines.intake")
+    async with inlet(database_url, private_valkey.url, key_prefix) as stores:
+        await stores.intake.look()
+        assert caplog.messages == [], "a good start is no news"
+        os.kill(awaited_pid(private_valkey), signal.SIGKILL)
+        await_end(private_valkey.home)
+        await stores.intake.look()
+        await stores.intake.look()
+        private_valkey.start()
+        awaited_pid(private_valkey)
+        await stores.intake.look()
+    assert caplog.messages == ["store_away", "store_back"]
+    assert [record.__dict__["fields"]["away"] for record in caplog.records] == [[Away.REDIS], (Away.REDIS,)]
+
+
 async def test_redis_full(database_url: str, private_valkey: PrivateValkey, key_prefix: str) -> None:
     """Nothing is accepted, and nothing is in PostgreSQL; with room it goes on."""
     async with inlet(database_url, private_valkey.url, key_prefix) as stores:
