@@ -331,9 +331,10 @@ def _payload(_: click.Context, __: click.Parameter, text: str) -> bytes:
     return payload
 
 
-def _url(_: click.Context, __: click.Parameter, text: str) -> str:
+def _url(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     try:
-        posting.check_url(text)
+        if text is not None:
+            posting.check_url(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return text
@@ -357,7 +358,7 @@ def _url(_: click.Context, __: click.Parameter, text: str) -> str:
     help="JSON, @FILE, or - for standard input.",
 )
 @click.option(
-    "--url", default=posting.URL, show_default=True, callback=_url, help="Where madeira serve listens."
+    "--url", callback=_url, help=f"Where madeira serve listens (default: MADEIRA_LISTEN, {posting.URL})."
 )
 @click.option("--json", "as_json", is_flag=True)
 @click.pass_context
@@ -372,7 +373,7 @@ def send(
     amount: str | None,
     currency: str | None,
     payload: bytes,
-    url: str,
+    url: str | None,
     as_json: bool,
 ) -> None:
     """Post one event to madeira serve, signed with the source's key from the environment."""

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from madeira import show
+from madeira.address import shown
 from madeira.mistakes import nearest
 from madeira.settings import Settings
 from pipelines.live_source import LiveSource
@@ -115,13 +116,14 @@ def body_of(event: Event, source: str) -> bytes:
     return b'%s,"payload":%s}' % (msgspec.json.encode(fields)[:-1], event.payload)
 
 
-def send(settings: Settings, source_name: str, event: Event, *, url: str, as_json: bool) -> int:
+def send(settings: Settings, source_name: str, event: Event, *, url: str | None, as_json: bool) -> int:
     """Post the event, signed with the source's newest key, and print the answer. 0 accepted or known already,
-    1 refused, 3 nobody answered.
+    1 refused, 3 nobody answered. Without a `url` it goes to where this host's `madeira serve` listens.
 
     Raises `ConfigurationError` for a source that is not configured or has no key here.
     """
     source = _source(settings, source_name)
+    url = url or f"http://{shown(*settings.listen)}"
     body = body_of(event, source.name)
     # The sender's own clock: a sender has no other.
     signed = sign(
@@ -174,7 +176,10 @@ def _source(settings: Settings, name: str) -> LiveSource:
         # The sentences that name the variable; the value of a secret is in none of them.
         unset = [sentence for sentence in settings.unset_secrets if f"sources.{name}.key_env" in sentence]
         raise ConfigurationError(
-            tuple(unset) or (f"{settings.config}: source {name} has no key: set key_env",)
+            tuple(unset)
+            or (
+                f"{settings.config}: source {name} has no key here: set the variables that its key_env names",
+            )
         )
     return source
 

@@ -153,6 +153,13 @@ def test_nobody_there_is_exit_3(config: Path) -> None:
     assert (result.exit_code, json.loads(result.output)["status"]) == (3, "no answer")
 
 
+def test_without_a_url_it_posts_to_this_hosts_serve(config: Path) -> None:
+    """That is where `MADEIRA_LISTEN` says."""
+    port = free_port()
+    result = called(config, "send", "--source", "shop", "--type", "a", MADEIRA_LISTEN=f"127.0.0.1:{port}")
+    assert (result.exit_code, f"nobody listens at http://127.0.0.1:{port} " in result.output) == (3, True)
+
+
 def test_an_answer_that_is_lost_says_how_to_go_on(config: Path) -> None:
     """A server that hangs up after the request may have accepted it: the same id has to be used again."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
