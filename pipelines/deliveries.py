@@ -112,7 +112,8 @@ class Decided:
         """Why it, or a part of it, goes nowhere; None where all of it goes."""
         if self.routed.problems:
             return "; ".join(
-                f"route {problem.route}, {problem.partner}: {problem.why}" for problem in self.routed.problems
+                f"route {', '.join(filter(None, (problem.route, problem.partner)))}: {problem.why}"
+                for problem in self.routed.problems
             )
         return None if self.routed.deliveries else NO_ROUTE
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
+from pipelines.deliveries import Decided
 from pipelines.route import (
     BY_ROUTING_KEY,
     Addressed,
@@ -163,13 +164,18 @@ def test_bytes_go_through_untouched(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "words"), [("", "has no routing_key"), ("ZZ", "no partner ZZ in tenant default")]
+    ("key", "words"),
+    [
+        ("", "route r: the event has no routing_key"),
+        ("ZZ", "route r, ZZ: no partner ZZ in tenant default"),
+    ],
 )
 def test_a_routing_key_that_names_nobody(key: str, words: str) -> None:
     """It is a problem that says what was looked for."""
-    routed = _routed(_event(routing_key=key), Route("r", (BY_ROUTING_KEY,)))
+    event = _event(routing_key=key)
+    routed = _routed(event, Route("r", (BY_ROUTING_KEY,)))
     assert routed.deliveries == ()
-    assert [words in problem.why for problem in routed.problems] == [True]
+    assert Decided(1, event, routed).reason == words
 
 
 def test_another_tenants_partner_sounds_like_none() -> None:
