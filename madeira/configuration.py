@@ -39,14 +39,15 @@ _Model = TypeVar("_Model", bound=BaseModel)
 class Configuration:
     """What jobs.toml says. `unset_secrets` are sentences.
 
-    `unready_partners` lack a secret: what is sent to them would be refused for good, so nothing may be.
+    `unready_partners` lack a secret, of the variables named there: what is sent to them would be refused for good,
+    so nothing may be.
     `unready_sources` lack one, too: what they post cannot be told from a forgery.
     """
 
     jobs: tuple[ScheduledJob, ...]
     partners: dict[str, Partner]
     unset_secrets: tuple[str, ...]
-    unready_partners: frozenset[str]
+    unready_partners: dict[str, tuple[str, ...]]
     sources: dict[str, LiveSource] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()
     unready_sources: frozenset[str] = frozenset()
@@ -75,7 +76,7 @@ class _Reader:
         self._folder = Folder(folder)
         self._environ = environ
         self._unset: dict[str, list[str]] = {}
-        self._unready: set[str] = set()
+        self._unready: dict[str, tuple[str, ...]] = {}
 
     def read(self, root: Mapping[str, object]) -> Configuration:
         for key in root:
@@ -101,7 +102,7 @@ class _Reader:
                 f"{variable} is not set (for {listed(places)}): set it before it is needed"
                 for variable, places in self._unset.items()
             ),
-            unready_partners=frozenset(self._unready),
+            unready_partners=self._unready,
             sources=sources,
             routes=routes,
             unready_sources=frozenset(name for name, source in sources.items() if not source.keys),
@@ -133,8 +134,12 @@ class _Reader:
             )
             for header, content in table.headers
         ]
-        if None in keys or any(content is None for _, content in headers):
-            self._unready.add(name)
+        used = [
+            *table.signing_key_env,
+            *(each.name for _, each in table.headers if isinstance(each, Variable)),
+        ]
+        if unset := tuple(variable for variable in dict.fromkeys(used) if variable in self._unset):
+            self._unready[name] = unset
         return Partner(
             name=name,
             endpoint=table.endpoint,

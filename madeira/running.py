@@ -226,8 +226,8 @@ def require_ready(settings: Settings, tags: Tags = ()) -> None:
     if unready:
         raise ConfigurationError(
             tuple(
-                f"{settings.config}: partners.{name}: a variable that it names (signing_key_env or headers) is not "
-                "set; set it, or take that line out"
+                f"{settings.config}: partners.{name} needs {', '.join(settings.unready_partners[name])}, not set "
+                "here: start this program with it, or take that line out"
                 for name in unready
             )
         )

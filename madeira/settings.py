@@ -53,7 +53,7 @@ class Settings:
     jobs: tuple[ScheduledJob, ...]
     partners: dict[str, Partner]
     unset_secrets: tuple[str, ...]
-    unready_partners: frozenset[str]
+    unready_partners: dict[str, tuple[str, ...]]
     unknown_variables: tuple[str, ...] = ()
     sources: dict[str, LiveSource] = field(default_factory=dict)
     routes: tuple[Route, ...] = ()

@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from madeira.configuration import Configuration, parse
 from madeira.mistakes import lines_of
+from madeira.running import require_ready
 from madeira.settings import ENVIRONMENT, Settings, load
 from madeira.tables import JobTable, LiveSourceTable, PartnerTable, RouteTable, SourceTable
 from madeira.values import duration, listen_address, shown_duration
@@ -144,12 +145,27 @@ def test_secrets_that_are_not_set_are_warnings_and_name_who_needs_them(folder: P
     """The partner must not be sent to; the file is right nevertheless."""
     text = SMALL + 'signing_key_env = "AB_KEY"\n[partners.CD]\nendpoint = "https://cd.example"\nqps = 1\n'
     configuration = read(text, folder, {"AB_KEY": ""})
-    assert configuration.unready_partners == {"AB"}
+    assert configuration.unready_partners == {"AB": ("AB_KEY",)}
     assert len(configuration.unset_secrets) == 2
     assert any(
         "AB_KEY is not set (for partners.AB.signing_key_env)" in line for line in configuration.unset_secrets
     )
     assert any("ACCOUNTING_DSN is not set" in line for line in configuration.unset_secrets)
+
+
+def test_a_worker_says_which_variables_a_partner_lacks(folder: Path) -> None:
+    """All of the partner's that are not set, also where more partners need the same one than a warning lists."""
+    names = ("AB", "CD", "EF", "GH", "IJ")
+    text = "".join(
+        f'[partners.{name}]\nendpoint = "https://b.example"\nqps = 1\nsigning_key_env = ["KEY", "OLD_KEY"]\n'
+        'headers = { Authorization = { env = "TOKEN" } }\n'
+        for name in names
+    )
+    (folder / "jobs.toml").write_text(text)
+    settings = load({"MADEIRA_CONFIG": str(folder / "jobs.toml"), "OLD_KEY": "old"})
+    with pytest.raises(ConfigurationError) as refused:
+        require_ready(settings)
+    assert all(f"partners.{name} needs KEY, TOKEN, not set here" in str(refused.value) for name in names)
 
 
 def test_no_secret_is_ever_shown(folder: Path) -> None:
