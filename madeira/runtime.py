@@ -207,6 +207,10 @@ async def _repeat(service: Service, stop: asyncio.Event, away: tuple[type[BaseEx
 async def _wait(delay: float, stop: asyncio.Event, wake: asyncio.Event | None) -> None:
     """Until `delay` seconds are over, or `stop` or `wake` is set. `wake` is cleared by whoever looks at the work."""
     event = stop if wake is None else wake
+    if event.is_set():
+        # A step that leaves it set must not keep everybody else from his turn, the watch included.
+        await asyncio.sleep(0)
+        return
     try:
         async with asyncio.timeout(delay):
             await event.wait()

@@ -273,8 +273,9 @@ class Worker:
 
     async def take(self, name: str) -> float:
         """Sends of one partner, once jobs.toml's rates are in Redis: what was there before may have been faster."""
-        here = self.dispatcher.generation, self.dispatcher.outboxes[name].partner
-        if self._configured.get(name) != here:
+        box = self.dispatcher.outboxes[name]
+        if self._configured.get(name) != (self.dispatcher.generation, box.partner):
+            box.room.clear()
             return _IDLE_S / 2
         return await self.dispatcher.take(name)
 

@@ -160,6 +160,23 @@ async def test_stop_cuts_the_wait_short() -> None:
         await run([Service("a", step)], stop=stop, away=AWAY)
 
 
+async def test_a_wake_that_nobody_clears_leaves_the_others_their_turn() -> None:
+    """Or one service would keep all of the process, its watch included, from doing anything for ever."""
+    stop, wake = asyncio.Event(), asyncio.Event()
+    wake.set()
+    turns = 0
+
+    async def eager() -> float:
+        nonlocal turns
+        turns += 1
+        assert turns < 1000, "the other one never had its turn"
+        return 60.0
+
+    calls, step = sequence(stop, 0.0, 0.0)
+    await run([Service("eager", eager, wake=wake), Service("other", step)], stop=stop, away=AWAY)
+    assert len(calls) == 3
+
+
 async def test_wake_cuts_the_wait_short() -> None:
     """Who has work to do is called before his time."""
     stop, wake = asyncio.Event(), asyncio.Event()

@@ -323,8 +323,10 @@ async def test_a_changed_rate_reaches_redis_before_the_next_slot(at: Place) -> N
     at.worker.adopt(_settings(AB=slow))
     await at.order(1)
     await at.worker.feeder.step(1)
+    at.worker.dispatcher.wake("AB")
     await at.worker.take("AB")
     assert at.worker.dispatcher.in_flight == 0
+    assert not at.worker.dispatcher.outboxes["AB"].room.is_set(), "it would be asked again and again at once"
     await at.worker.follow()
     pace = at.worker.dispatcher.outboxes["AB"].keys.pace
     assert int(await at.stores.transit.redis.hget(pace, "interval_us")) == slow.interval_us
