@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -22,12 +23,14 @@ from madeira.embedded_valkey import PrivateValkey
 from pipelines.route import Route
 from pipelines.router import Router, Step
 from sinks.partner import Partner
+from sinks.pool import borrow
+from sinks.statement import statement
 from streams import inbound
 from streams.delivery import State
 from streams.envelope import decode
 from streams.inbound import depth
 from streams.marks import Marks
-from tests.pipelines.live import MOMENT, NOW_ISH, TO_KEY, Live, event, live
+from tests.pipelines.live import HOUR, MOMENT, NOW_ISH, TO_KEY, Live, event, live
 from tests.pipelines.night import attempt, night, settlement
 
 LATER = NOW_ISH + timedelta(days=1)
@@ -272,6 +275,19 @@ async def test_a_group_that_is_gone_is_made(post: Live) -> None:
     assert await post.router.sweep(older_than=NO_TIME) == Step()
     assert await post.night.feeder.sweep(1, LATER) == 1
     assert await post.lane() == ["1", "2"]
+
+
+async def test_sweep_reads_what_it_routes(post: Live) -> None:
+    """However many events wait, and nobody has analysed their table: a step reads those that it deals with."""
+    await post.record(*(event(f"e{n}") for n in range(2000)), since=HOUR)
+    async with borrow(post.night.pool) as connection:
+        await connection.execute(statement("pool/by_key"))
+        cursor = await connection.execute(
+            "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + statement("route/waiting"),
+            {"older_than": NO_TIME, "limit": 10},
+        )
+        plan = "\n".join([line for (line,) in await cursor.fetchall()])
+    assert {float(rows) for rows in re.findall(r"actual rows=([0-9.]+)", plan)} == {1.0, 10.0}, plan
 
 
 async def test_while_recovery_collects_deliveries_wait_in_the_record(post: Live) -> None:
