@@ -221,8 +221,9 @@ async def routed(transit: Transit, entries: Sequence[Waiting]) -> None:
         by_shard.setdefault(entry.shard, []).append(entry.entry)
     pipeline: Pipeline = transit.redis.pipeline(transaction=False)
     for shard, ids in by_shard.items():
-        pipeline.xack(shard.stream, ROUTERS, *ids)
+        # In this order: should only the first be heard, a claim clears away what is in a hand and gone.
         pipeline.xdel(shard.stream, *ids)
+        pipeline.xack(shard.stream, ROUTERS, *ids)
     with reached():
         await pipeline.execute()
 

@@ -1,4 +1,4 @@
-"""A way to a server on which an answer can get lost: what was asked is carried out, and nobody hears of it."""
+"""A way to a server on which an answer can get lost, or the end of what was asked, and nobody hears of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Lossy:
         self._target = urlsplit(url)
         self._lines: set[asyncio.Task[None]] = set()
         self._wanted: bytes | None = None
+        self._last: bytes | None = None
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -40,6 +41,10 @@ class Lossy:
     def lose_answer_to(self, text: bytes) -> None:
         """The next question with this text reaches the server; its answer is dropped and the connection is cut."""
         self._wanted = text
+
+    def cut_before(self, text: bytes) -> None:
+        """Of what is asked together, what stands before this text reaches the server; then the connection is cut."""
+        self._last = text
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = asyncio.create_task(self._line(reader, writer))
@@ -71,6 +76,12 @@ class Lossy:
             if self._wanted is not None and self._wanted in data:
                 self._wanted = None
                 asked.set()
+            if self._last is not None and self._last in data:
+                data, self._last = data[: data.index(self._last)], None
+                asked.set()
+                writer.write(data)
+                writer.write_eof()
+                await asyncio.Event().wait()  # the server answers, or hangs up, and that ends both ways
             writer.write(data)
             await writer.drain()
 

@@ -227,3 +227,26 @@ async def test_a_mark_ends_with_what_its_source_remembers(transit: Transit) -> N
     mark = transit.keys.inbound_of("shop", "1").seen("shop", "1")
     assert 0 < await transit.redis.pttl(mark) <= 3_600_000
     assert (await depth(transit)).waiting == 2
+
+
+@pytest.mark.parametrize("lost", [b"XDEL", b"XACK"])
+async def test_what_is_routed_goes_whatever_part_of_it_is_heard(
+    redis_url: str, key_prefix: str, lost: bytes
+) -> None:
+    """An entry that is neither in a hand nor to be read would wait for ever, and no router would ever see it."""
+    transit = Transit.open(redis_url, key_prefix)
+    async with Lossy(redis_url) as way:
+        through = Transit.open(way.url, key_prefix)
+        await ingest(transit, [event("1")], remember=[HOUR])
+        await make_groups(transit)
+        entries = await read(transit, router="one", limit=10, block=MOMENT)
+        way.cut_before(lost)
+        with pytest.raises(StoreUnavailable):
+            await routed(through, entries)
+        again = await claim(transit, router="two", idle=timedelta(0), limit=10)
+        if again:
+            await routed(transit, again)
+        assert (await depth(transit)).waiting == 0
+        assert await claim(transit, router="three", idle=timedelta(0), limit=10) == ()
+        await through.close()
+    await transit.close()
