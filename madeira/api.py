@@ -47,6 +47,7 @@ OPENAPI: Final = Path(__file__).with_name("openapi.json")
 _JSON: Final = frozenset({JSON})
 _LINES: Final = frozenset({NDJSON, "application/ndjson", "application/jsonl", JSON})
 _LINES_AT_ONCE: Final = 500  # read without letting others have their turn: about 5 ms
+_MISTAKES_TOLD: Final = 1_000  # of a whole bulk; a line behind them tells its first one and how many more
 _STORE_RETRY_S: Final = 5
 _UNKNOWN: Final = LiveSource("")
 _REASONS: Final = {
@@ -430,7 +431,7 @@ class Api:
                 over = allowed < len(numbered)
                 for number, _ in numbered[allowed:]:
                     told[number] = _line(number, _over_rate(door))
-                events = self._read_lines(door.source, numbered[:allowed], now, told)
+                events = await self._read_lines(door.source, numbered[:allowed], now, told)
                 if events:
                     taking = self._intake.accept([event for _, event in events], door.source)
                     flushes.append((events, group.create_task(taking)))
@@ -440,7 +441,7 @@ class Api:
                 told[number] = _line_of(number, event, answer)
         return self._tell(door.source, [told[number] for number in sorted(told)])
 
-    def _read_lines(
+    async def _read_lines(
         self,
         source: LiveSource,
         lines: Sequence[tuple[int, bytes]],
@@ -448,6 +449,9 @@ class Api:
         told: dict[int, _Line],
     ) -> list[tuple[int, Inbound]]:
         events = []
+        room = _MISTAKES_TOLD - sum(
+            len(line.errors) for line in told.values() if isinstance(line, _LineRefused)
+        )
         for number, line in lines:
             if len(line) > source.max_body:
                 told[number] = _line(
@@ -464,7 +468,9 @@ class Api:
             if isinstance(event, Inbound):
                 events.append((number, event))
             else:
-                told[number] = _line(number, _mistaken(event))
+                room -= len(event)
+                told[number] = _line(number, _mistaken(event, all_of_them=room >= 0))
+                await asyncio.sleep(0)  # to find out what is wrong takes ten times as long as to read
         return events
 
     def _tell(self, source: LiveSource, lines: Sequence[_Line]) -> Answer:
@@ -558,10 +564,14 @@ def _trace_id(answer: intake.Answer) -> str:
     return answer.trace_id
 
 
-def _mistaken(errors: tuple[Mistake, ...]) -> _Refused:
+def _mistaken(errors: tuple[Mistake, ...], *, all_of_them: bool = True) -> _Refused:
     more = len(errors) - 1
     first = f"{errors[0].path} {errors[0].message}"
-    return _Refused(Kind.FORMAT, f"{first}; and {more} more" if more else first, errors=errors)
+    return _Refused(
+        Kind.FORMAT,
+        f"{first}; and {more} more" if more else first,
+        errors=errors if all_of_them else errors[:1],
+    )
 
 
 def _over_rate(door: _Door) -> _Refused:

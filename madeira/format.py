@@ -250,8 +250,11 @@ def _doubled(path: str, pairs: _Pairs) -> list[Mistake]:
 
 
 def _unknown(whole: _Pairs) -> list[Mistake]:
-    found = []
+    """The first of them: the nearest known key is dear to find, and there may be as many as the body has room for."""
+    found: list[Mistake] = []
     for key in dict(whole):
+        if len(found) == MOST_MISTAKES:
+            break
         if key not in KEYS:
             near = get_close_matches(key[:64], KEYS, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KEYS)}"
@@ -337,7 +340,7 @@ def _tags(path: str, value: object) -> list[Mistake]:
     found = _doubled(path, value)
     if len(value) > 16:
         found.append(Mistake(path, f"must have at most 16 tags, has {len(value)}"))
-    for name, tag in value:
+    for name, tag in value[:MOST_MISTAKES]:
         if not 1 <= len(name) <= 64 or not _KEY.fullmatch(name):
             found.append(
                 Mistake(_below(path, name), "must have a name of 1 to 64 characters without control ones")

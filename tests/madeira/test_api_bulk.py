@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from pipelines.live_source import LiveSource
@@ -126,3 +128,29 @@ async def test_no_lines_at_all(api: Desk, body: bytes) -> None:
     """Nothing asked, nothing answered."""
     reply = await api.post(body, path="/v1/events/bulk", content_type="application/x-ndjson")
     assert (reply.status, reply.body) == (200, b"")
+
+
+async def test_lines_of_mistakes_stay_bounded_and_let_others_in(api: Desk) -> None:
+    """Of 500 lines with 60 mistakes each the answer names a thousand, and at least one of each line; whoever else is
+    served by this process has a turn after each such line."""
+    line = (
+        b'{"event_id":"1","event_type":"t","payload":1' + b"".join(b',"k%d":1' % i for i in range(60)) + b"}"
+    )
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(others())
+    reply = await api.bulk([line] * 500)
+    waiting.cancel()
+    assert turns >= 500
+    named = [len(msgspec.convert(found["errors"], list[object])) for found in reply.lines()]
+    assert len(named) == 500
+    assert min(named) == 1
+    assert named[0] == 50
+    assert sum(named) <= 1_500
+    assert all(str(found["detail"]).endswith("and 49 more") for found in reply.lines())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from base64 import b64encode
 from datetime import UTC, datetime
 from decimal import Decimal
 from hashlib import sha256
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -233,3 +235,23 @@ def test_money_is_exact(amount: str, currency: str, exact: str | None) -> None:
 def test_traceparent(header: str | None, trace_id: str | None) -> None:
     """W3C Trace Context: a version that may come, no zeros, small letters."""
     assert trace_of(header) == trace_id
+
+
+def test_a_body_of_nothing_but_unknown_keys_is_not_looked_at_for_long() -> None:
+    """The nearest known key is looked for where it can be told, not 25,000 times: that would hold up everybody."""
+    body = b'{"event_id":"1","event_type":"t","payload":1%b}' % b"".join(
+        b',"k%x":1' % i for i in range(25_000)
+    )
+    looked = 0
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        nonlocal looked
+        looked += event == "call" and frame.f_code.co_name == "get_close_matches"
+
+    sys.setprofile(see)
+    try:
+        found = mistakes(body, source="shop")
+    finally:
+        sys.setprofile(None)
+    assert len(found) == 50
+    assert looked == 50
