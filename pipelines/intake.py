@@ -166,7 +166,10 @@ class Intake:
         deadline: timedelta = timedelta(seconds=10),
         most_waiting: int = 20_000,
     ) -> None:
-        """`deadline` is how long a flush may take in PostgreSQL, `most_waiting` how many events may wait."""
+        """`deadline` is how long a flush may take in PostgreSQL, `most_waiting` how many events may wait.
+
+        A connection to a frozen server is let go up to 10 s after the deadline.
+        """
         self._pool = pool
         self._transit = transit
         self._deadline = deadline
@@ -186,8 +189,8 @@ class Intake:
     async def accept(self, events: Sequence[Inbound], source: LiveSource) -> Sequence[Answer]:
         """One answer for each event, in order. Cancelling it disturbs nobody; the events may be accepted or not.
 
-        An accepted event is in PostgreSQL, or with `Durability.REDIS` in Redis. Events of one call reach the
-        routers in their order.
+        An accepted event is in PostgreSQL, or with `Durability.REDIS` in Redis. Routers see the events of one call
+        about in their order: shards have none in common.
         """
         if self._closing:
             return [Unavailable(Away.CLOSING)] * len(events)

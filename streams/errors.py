@@ -7,10 +7,12 @@
     ├── StoreUnavailable        Redis or PostgreSQL does not answer; the caller backs off and tries again
     │   ├── StoreFull           Redis is at its memory limit; nothing was changed
     │   └── EmbeddedError       (madeira/embedded_server.py) a private server does not start, answer or stop
+    │       └── Died            one that ran a moment ago is gone; it is started again
     ├── SchemaTooOld            the database lacks a migration; the text names the command
     ├── BatchRefused            a batch cannot be released; nothing of it was sent
     ├── ReportMismatch          written files and SQL's totals differ; nothing was published
-    └── ReportNotWritten        the report's folder cannot be written (permission, disk full); nothing was published
+    ├── ReportNotWritten        the report's folder cannot be written (permission, disk full); nothing was published
+    └── DemoFailed              (madeira/demo_stage.py) the demo cannot go on; the text says where to look
 
 The expected (a partner's answer, a paused partner, nothing to do) is a value, never one of these.
 """

@@ -179,6 +179,16 @@ def test_errors_has_every_exception() -> None:
     assert classes - named(section("docs/errors.md", "Exceptions")) == set()
 
 
+def test_the_tree_of_errors_is_drawn_whole() -> None:
+    """Each class that the five packages have below `MadeiraError` stands in the drawing."""
+    text = "\n".join(path.read_text() for path in ROOT.glob("*/*.py"))
+    known = {"MadeiraError"}
+    while more := set(re.findall(rf"^class (\w+)\((?:{'|'.join(known)})\):", text, re.MULTILINE)) - known:
+        known |= more
+    assert len(known) > 5
+    assert {name for name in known if not re.search(rf"\b{name}\b", str(errors.__doc__))} == set()
+
+
 def test_errors_has_every_cause() -> None:
     """Each cause of a dead delivery has a row."""
     assert {cause.value for cause in Cause} - named(section("docs/errors.md", "Deliveries")) == set()
