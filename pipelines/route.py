@@ -75,11 +75,12 @@ class Rules:
     Raises `ValueError` for a body or template that `check_body` or `check_target` refuses.
     """
 
-    __slots__ = ("_partners", "_rules")
+    __slots__ = ("_partners", "_reshaping", "_rules")
 
     def __init__(self, routes: Sequence[Route], partners: Mapping[str, Partner]) -> None:
         self._partners = dict(partners)
         self._rules = tuple(_Rule(route) for route in routes)
+        self._reshaping = tuple(rule for rule in self._rules if rule.route.body is not None)
 
     def route(self, event: Inbound) -> Routed:
         """Every partner that a matching route names, once: the first route that names it decides body and address,
@@ -100,6 +101,10 @@ class Rules:
                 else:
                     deliveries[name] = addressed
         return Routed(tuple(deliveries.values()), tuple(problems.values()))
+
+    def reshapes(self, event: Inbound) -> bool:
+        """Whether a matching route makes another body, which takes time by the size of the payload."""
+        return any(rule.takes(event) for rule in self._reshaping)
 
     def _address(
         self, event: Inbound, name: str, rule: _Rule, body: bytes | Unfit | None

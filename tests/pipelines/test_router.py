@@ -418,3 +418,23 @@ async def test_in_whatever_order(post: Live, acts: list[str]) -> None:
     assert sorted(sent) == sorted(f"shop:{name}" for name in names)
     assert (await depth(stores.transit)).waiting == 0
     assert await unrouted(post) == []
+
+
+@pytest.mark.parametrize(("events", "size"), [(1, 200_000), (20, 3_000)], ids=["large", "many"])
+async def test_sends_get_their_turn_while_bodies_are_reshaped(post: Live, events: int, size: int) -> None:
+    """A large payload is reshaped beside the loop, small ones a few at a time: a send's slot is milliseconds long."""
+    post.router.adopt([Route("shape", ("AB",), body="{n: n}")])
+    body = b'{"n":1,"pad":[%b]}' % b",".join([b"1"] * (size // 2))
+    turns: list[int] = []
+
+    async def look() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    sends = asyncio.create_task(look())
+    for number in range(events):
+        routed = await post.router._route(event(str(number), body=body))
+        assert [to.body for to in routed.deliveries] == [b'{"n":1}']
+    sends.cancel()
+    assert len(turns) >= max(1, events // 2)
