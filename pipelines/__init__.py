@@ -10,6 +10,8 @@ In reading order:
   record has of it), `router` (all of it: shards → record → lanes)
 - on its way: `feed` (PostgreSQL → lanes), `dispatch` (slots → sends → settle), `attempt` (an answer → what
   is settled), `takeover` (what a dead worker left), `record` (outcomes → PostgreSQL)
-- when Redis was lost: `recover`; what operators want: `control`
+- when Redis was lost: `recover`
+- what operators want: `control` (pauses), `dead_letters` (what came to nothing, and what somebody found out),
+  `replay`, `cancel`, `export` (to a file)
 - the morning: `balance` (do the books agree; pure), `report` (files), `reconcile`
 """

@@ -253,6 +253,12 @@ async def unroutable(connection: Connection, *, after: int, limit: int) -> list[
     return [(row[0], _Stored(*row).event()) for row in rows]
 
 
+async def chosen(connection: Connection, *, after: int, limit: int) -> list[tuple[int, Inbound]]:
+    """The next live events, by number, of what was chosen for a replay."""
+    rows = await _rows(connection, "dead/live_chosen", {"after": after, "limit": limit})
+    return [(row[0], _Stored(*row).event()) for row in rows]
+
+
 async def put_aside_conflict(connection: Connection, event: Inbound) -> None:
     """An id that came again with another body: kept for somebody to look at, never sent."""
     await connection.execute(

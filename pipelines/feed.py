@@ -71,6 +71,9 @@ class _Row(NamedTuple):
     updated_at: datetime
     status: str
     possible_duplicate: bool
+    replayed_at: datetime | None
+    attempts_before: int
+    ended: list[str] | None
 
 
 class _Batch(NamedTuple):
@@ -386,6 +389,8 @@ def _feed(row: _Row, *, entry: str | None) -> Feed:
         amount=_amount(row),
         currency=row.currency,
         order_key=row.order_key,
+        replayed_at=row.replayed_at,
+        attempts_before=row.attempts_before,
     )
     return Feed(
         entry=entry,
@@ -393,6 +398,7 @@ def _feed(row: _Row, *, entry: str | None) -> Feed:
         attempts=row.attempts,
         unknowns=row.unknowns,
         possible_duplicate=row.possible_duplicate,
+        ended=tuple(row.ended or ()),
         envelope=encode(envelope),
     )
 

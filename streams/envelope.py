@@ -55,6 +55,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     amount: Decimal | None = None
     currency: str | None = None
     order_key: str | None = None
+    replayed_at: datetime | None = None
+    """When an operator sent it on its way again; its age and its attempts count from then."""
+    attempts_before: int = 0
     version: int = VERSION
 
     @property

@@ -19,13 +19,15 @@ START = "0-0"
 class Timing(StrEnum):
     """How settle met the entry: in the worker's hand, no longer there, or while recovery was collecting.
 
-    `TWICE`: no longer there, and a copy of it was in another hand, which may have sent it again.
+    `TWICE`: no longer there, and a copy of it was in another hand, which may have sent it again. `CANCELLED`: no
+    attempt at all, but a mark that a cancelled delivery was taken out, so that `forget` clears it up.
     """
 
     IN_TIME = ""
     LATE = "late"
     HANDED = "handed"
     TWICE = "twice"
+    CANCELLED = "cancelled"
 
 
 class OutcomeEntry(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 -- Puts deliveries that Redis does not have yet into a lane; makes the lane when it is missing. Refused when memory is full.
 -- KEYS: pace, lanes, open, lane
 -- ARGV: generation, lane, order, last id expected or '', read_at_us,
---       MessagePack of {entry|nil, delivery, attempts, unknowns, flag}..., then the envelope of each
+--       MessagePack of {entry|nil, delivery, attempts, unknowns, flag, ended|nil}..., then the envelope of each;
+--       ended: attempts of a life that is over, so that their `done` says nothing of this one
 -- RETURNS: STALE | {refused, last id} | {fed, skipped}
 -- TWICE: refused as moved where a last id is expected, else skips what the first run fed
 local p = redis.call('HMGET', KEYS[1], 'generation', 'state')
@@ -25,7 +26,14 @@ if not there then redis.call('XGROUP', 'CREATE', KEYS[4], 'senders', '0', 'MKSTR
 redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
 
 local fed, skipped, refused, rows = 0, 0, false, cmsgpack.unpack(ARGV[6])
+local function forget_ended(r)
+  local where = redis.call('HGET', KEYS[3], r[2])
+  for _, attempt in ipairs(r[6]) do
+    if where == 'done:' .. attempt then redis.call('HDEL', KEYS[3], r[2]) end
+  end
+end
 for i, r in ipairs(rows) do
+  if r[6] then forget_ended(r) end
   if redis.call('HSETNX', KEYS[3], r[2], r[1] and ARGV[2] .. '/' .. r[1] or '') == 0 then
     skipped = skipped + 1
   else

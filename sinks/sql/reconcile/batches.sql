@@ -1,5 +1,6 @@
 -- Every batch of one business date with its manifest: one row for each partner and currency, one row with
 -- NULLs for a batch that has none. `superseded`: a later revision of the same job and date exists.
+-- A replay is not one of them: what it sends is in the manifest of the batch that loaded it.
 -- The manifest's hash again, over the events; not where some were known before, nor beyond what a text holds.
 WITH ids AS (
     SELECT
@@ -43,5 +44,5 @@ SELECT
 FROM batch AS b
 LEFT JOIN batch_total AS t ON t.batch_id = b.id
 LEFT JOIN ids AS i ON i.batch_id = b.id
-WHERE b.business_date = %(business_date)s
+WHERE b.business_date = %(business_date)s AND b.job <> 'replay'
 ORDER BY b.job, b.revision, b.id, t.partner, t.currency;

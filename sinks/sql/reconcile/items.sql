@@ -23,7 +23,7 @@ WITH item AS (
         d.last_status_code,
         coalesce(d.cause, '') AS cause,
         CASE
-            WHEN d.status = 'succeeded' AND NOT d.possible_duplicate THEN ''
+            WHEN d.status = 'succeeded' AND NOT d.possible_duplicate AND d.last_error IS NULL THEN ''
             -- A reader that splits at semicolons, tabs or line ends would meet a formula inside the text, too.
             ELSE regexp_replace(
                 coalesce(d.last_error, CASE d.status

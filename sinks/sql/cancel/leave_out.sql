@@ -1,0 +1,1 @@
+UPDATE chosen SET left_out = %(resolve)s WHERE status = 'dead' AND arrived
