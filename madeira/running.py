@@ -74,6 +74,7 @@ async def up(settings: Settings, *, processes: int) -> int:
     async def kept(command: str, number: int) -> int:
         return await supervise([command], processes=number, stop=stop, grace_s=lambda: _grace_s(settings))
 
+    require_ready(settings)
     if settings.sources:
         require_free(*settings.listen, LISTEN_SAID_BY)
     with servers(settings):

@@ -263,10 +263,11 @@ def test_all_are_paused_and_resumed(house: House) -> None:
     ]
 
 
-def test_work_without_its_signing_key_does_not_begin(house: House) -> None:
-    """Nobody is sent unsigned payments: exit 2, and the variable's place is named."""
-    result = house("work", AB_KEY="")
-    assert (result.exit_code, "partners.AB" in result.output) == (2, True), result.output
+@pytest.mark.parametrize("command", [("work",), ("work", "--processes=2"), ("up",)])
+def test_work_without_its_signing_key_does_not_begin(house: House, command: tuple[str, ...]) -> None:
+    """Nobody is sent unsigned payments: exit 2 at once, and variable and place are named, once."""
+    result = house(*command, AB_KEY="")
+    assert (result.exit_code, result.output.count("partners.AB needs AB_KEY")) == (2, 1), result.output
     assert house.rows("SELECT count(*) FROM worker") == [(0,)]
 
 
