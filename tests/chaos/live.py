@@ -33,7 +33,7 @@ def _open(stage: Night, *, workers: int = 2, rate: float = 60.0) -> None:
     stage.sold(60)
 
 
-def serve_failpoints(stage: Night, names: Sequence[str] = SERVE_FAILPOINTS) -> None:
+def serve_failpoints(stage: Night, names: Sequence[str] = SERVE_FAILPOINTS, *, sold: int = 600) -> None:
     """`serve` dies when the event is in a store and its sender has no answer; the next one is told *duplicate*."""
     stage.start("work")
     stage.load_whole()
@@ -41,7 +41,7 @@ def serve_failpoints(stage: Night, names: Sequence[str] = SERVE_FAILPOINTS) -> N
     for name in names:
         stage.until(lambda name=name: stage.died(stage.serve(failpoint=name)), f"{name} kills")  # type: ignore[misc]
     stage.serve()
-    stage.sold(600)
+    stage.sold(sold)
 
 
 def router_failpoints(stage: Night, names: Sequence[str] = ROUTER_FAILPOINTS) -> None:
@@ -54,7 +54,8 @@ def router_failpoints(stage: Night, names: Sequence[str] = ROUTER_FAILPOINTS) ->
     # Redis is away for a moment, so something is left to sweep.
     stage.kill_valkey()
     stage.forgets = True
-    stage.start("work", failpoint="sweep-after-feed")
+    name = "sweep-after-feed"
+    stage.until(lambda: stage.died(stage.start("work", failpoint=name)), f"{name} kills")
     stage.start("work")
 
 
