@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import ceil
 from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol, assert_never
@@ -154,7 +155,7 @@ class _Door:
         share = source.rate / processes
         self.posts = _limiter(share)
         self.reads = _limiter(share)
-        self.retry_s = max(1, round(1 / share))
+        self.retry_s = ceil(1 / share)
         self._bought = 0
         self._block = max(1, min(20, int(share / 100)))
 

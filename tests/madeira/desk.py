@@ -187,13 +187,14 @@ async def desk(
     body_within: timedelta = timedelta(seconds=60),
     most_held: int = 128 << 20,
     most_connections: int = 1000,
+    processes: int = 1,
 ) -> AsyncIterator[Desk]:
     """The API before these servers, which may be away."""
     pool = await open_pool(database_url, name="test", connections=4, wait=timedelta(seconds=0.5))
     transit = Transit.open(redis_url, key_prefix)
     intake, counted = Intake(pool, transit), Counted()
     await intake.look()
-    api = Api(intake, counted, body_within=body_within, most_held=most_held)
+    api = Api(intake, counted, body_within=body_within, most_held=most_held, processes=processes)
     api.adopt({source.name: source for source in sources}, unready=["unready"])
     listener = Listener(api, most_connections=most_connections)
     port = await listener.start("127.0.0.1", 0)

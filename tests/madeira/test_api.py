@@ -155,6 +155,17 @@ async def test_above_its_rate_a_source_waits(api: Desk) -> None:
     assert (await api.post(event("1"), source="quick")).status == 202
 
 
+async def test_a_share_below_one_a_second_says_how_long_that_is(
+    database_url: str, redis_url: str, key_prefix: str
+) -> None:
+    """Of two events a second a fifth process has one in 2.5 seconds: after 2 it would only say no again."""
+    sources = [replace(SHOP, rate=2)]
+    async with desk(database_url, redis_url, key_prefix, sources=sources, processes=5) as api:
+        assert (await api.post(event("1"))).status == 202
+        over = await api.post(event("2"))
+        assert (over.status, over.headers["retry-after"]) == (429, "3")
+
+
 async def test_a_body_beyond_its_source_is_too_large(api: Desk) -> None:
     """413 above the source's own limit, and exactly at the limit it is taken."""
     whole = event("1", order_key="")
