@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +37,10 @@ from streams.scripts import Feed, Refused
 from streams.transit import Transit
 
 log = logging.getLogger(__name__)
+
+_NAME = "router"
+"""Of all routers in the shards' group. What is in a hand is claimed by how long it has been there, whoever has it;
+names of their own would stay in Redis for ever, a few more at each start."""
 
 _READ = 50
 """Entries of each shard in one step."""
@@ -110,14 +113,12 @@ class Router:
         partners: Mapping[str, Partner],
         routes: Sequence[Route] = (),
         *,
-        name: str | None = None,
         live: Marks = LIVE_MARKS,
     ) -> None:
         self._pool = pool
         self._transit = transit
         self._partners = partners
         self._rules = Rules(routes, partners)
-        self._name = name or secrets.token_hex(8)
         self._marks = live
         self._direct: set[str] = set()
         """Partners whose new deliveries go to Redis at once; those of the others wait in PostgreSQL for sweep."""
@@ -133,7 +134,7 @@ class Router:
         """Route up to 200 events; waits up to `block` for the first. Raises `StoreUnavailable`."""
         if not self._left:
             try:
-                self._left = await inbound.read(self._transit, router=self._name, limit=_READ, block=block)
+                self._left = await inbound.read(self._transit, router=_NAME, limit=_READ, block=block)
             except TransitLost:
                 made = await inbound.make_groups(self._transit)
                 log.info("inbound_groups_made", extra={"fields": {"groups": made}})
@@ -144,7 +145,7 @@ class Router:
     async def claim(self, generation: int, *, idle: timedelta = _ABANDONED) -> Step:
         """Route what another router has had in hand for longer than `idle`. Raises as `step` does."""
         try:
-            entries = await inbound.claim(self._transit, router=self._name, idle=idle, limit=_READ)
+            entries = await inbound.claim(self._transit, router=_NAME, idle=idle, limit=_READ)
         except TransitLost:
             return Step()  # a step makes the group, and begins at the beginning
         mine = {(entry.shard, entry.entry) for entry in self._left}

@@ -29,6 +29,7 @@ from streams import inbound
 from streams.delivery import State
 from streams.envelope import decode
 from streams.inbound import depth
+from streams.keys import ROUTERS
 from streams.marks import Marks
 from tests.pipelines.live import HOUR, MOMENT, NOW_ISH, TO_KEY, Live, event, live
 from tests.pipelines.night import attempt, night, settlement
@@ -275,6 +276,19 @@ async def test_a_group_that_is_gone_is_made(post: Live) -> None:
     assert await post.router.sweep(older_than=NO_TIME) == Step()
     assert await post.night.feeder.sweep(1, LATER) == 1
     assert await post.lane() == ["1", "2"]
+
+
+async def test_a_router_leaves_no_name(post: Live) -> None:
+    """However often workers are started, the shards' groups do not grow by it."""
+    found = set()
+    for number in range(3):
+        await post.accept(event(str(number)))
+        router = Router(post.night.pool, post.night.transit, post.night.partners, [TO_KEY])
+        assert await router.step(1, block=MOMENT) == Step(1, fed=frozenset({"AB"}))
+        redis, shards = post.night.transit.redis, post.night.transit.keys.inbound
+        for shard in shards:
+            found |= {consumer["name"] for consumer in await redis.xinfo_consumers(shard.stream, ROUTERS)}
+    assert len(found) == 1
 
 
 async def test_sweep_reads_what_it_routes(post: Live) -> None:

@@ -56,6 +56,15 @@ def test_an_event_comes_back_as_it_was() -> None:
     assert decode(encode(full)) == full
 
 
+async def test_an_id_is_known_for_as_long_as_its_source_says(transit: Transit) -> None:
+    """Each mark of one call has a lifetime of its own."""
+    await ingest(transit, [event("1"), event("2")], remember=[HOUR, 6 * HOUR])
+    marks = [transit.keys.inbound_of("shop", n).seen("shop", n) for n in ("1", "2")]
+    left = [timedelta(milliseconds=await transit.redis.pttl(mark)) for mark in marks]
+    assert left[0] <= HOUR < 5 * HOUR < left[1] <= 6 * HOUR
+    assert left[0] > HOUR / 2
+
+
 async def test_an_id_is_accepted_once(transit: Transit) -> None:
     """The second is a duplicate with the first one's trace id, another body a conflict; one entry waits."""
     first = await ingest(transit, [event("1"), event("2")], remember=[HOUR, HOUR])
