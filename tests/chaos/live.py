@@ -124,8 +124,26 @@ def frozen(stage: Night, dice: Random) -> None:
     stage.sold(_more(stage, 120))
 
 
+def taken_out(stage: Night, dice: Random) -> None:
+    """A partner is taken out with sends under way, Redis is killed, and the partner is put back."""
+    _open(stage)
+    stage.forgets = True
+    whole = (stage.folder / "jobs.toml").read_text()
+    stage.sold(_more(stage, dice.randrange(20, 120)))
+    stage.configure(lambda text: re.sub(r"(?s)\n\[partners\.QR\].*?(?=\n\[|$)", "", text))
+    stage.sold(_more(stage, dice.randrange(120, 300)))
+    stage.kill_valkey()
+    stage.sold(_more(stage, dice.randrange(60, 200)))
+    stage.configure(lambda _: whole)
+    stage.sold(_more(stage, 300))
+    stage.close_shop()
+    # What came for it meanwhile found no partner.
+    if stage.start("unroutable", "route").wait(60):
+        raise Broken(f"events are still unroutable: see {stage.folder}")
+
+
 def reloaded(stage: Night, dice: Random) -> None:
-    """The rate is changed twice, a partner goes and comes back, and jobs.toml is bad while Redis is recovered."""
+    """The rate is changed twice, and jobs.toml is bad while Redis is recovered."""
     _open(stage)
     slower, faster = stage.qps - 15, stage.qps
     stage.qps_changed = slower, faster
