@@ -34,6 +34,7 @@ class Backlog:
     dead: Mapping[Labels, float] = field(default_factory=dict)
     unroutable: Mapping[Labels, float] = field(default_factory=dict)
     conflicts: Mapping[Labels, float] = field(default_factory=dict)
+    broken: Mapping[Labels, float] = field(default_factory=dict)
 
     def with_(self, other: Backlog) -> Backlog:
         """Both looks as one; the older of two ages."""
@@ -48,6 +49,7 @@ class Backlog:
             dead={**self.dead, **other.dead},
             unroutable={**self.unroutable, **other.unroutable},
             conflicts={**self.conflicts, **other.conflicts},
+            broken={**self.broken, **other.broken},
         )
 
 
@@ -68,6 +70,10 @@ async def in_transit(transit: Transit, tenants: Mapping[str, str]) -> Backlog:
         inbound={("redis",): depth.waiting},
         inbound_oldest_s={
             ("redis",): _age(now_s, now_s if depth.oldest_ms is None else depth.oldest_ms / 1e3)
+        },
+        broken={
+            (name,): float(is_open)
+            for name, is_open in zip(tenants, await gauges.breakers(transit, keys), strict=True)
         },
     )
 

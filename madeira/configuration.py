@@ -150,6 +150,11 @@ class _Reader:
             success=table.success,
             retry_codes=frozenset(table.retry_codes),
             already_accepted=frozenset(table.already_accepted),
+            retry_when=table.retry_when,
+            retry_after_max=table.retry_after_max,
+            breaker_failures=table.breaker_failures,
+            breaker_probe=table.breaker_probe,
+            breaker_probe_max=table.breaker_probe_max,
             timeout=table.timeout,
             guard=table.guard,
             lateness=table.lateness,
@@ -175,6 +180,15 @@ class _Reader:
                 (*path, "lateness"),
                 f"must be below guard ({shown_duration(guard)}), is {shown_duration(lateness)}: "
                 "a send that is late by the whole guard breaks the promised rate",
+            )
+        first, longest = (
+            _duration(raw.get(key, PartnerTable.model_fields[key].default))
+            for key in ("breaker_probe", "breaker_probe_max")
+        )
+        if first is not None and longest is not None and longest < first:
+            self._mistakes.add(
+                (*path, "breaker_probe_max"),
+                f"must not be below breaker_probe ({shown_duration(first)}), is {shown_duration(longest)}",
             )
         allow_private = raw.get("allow_private") is True
         endpoint, hosts = raw.get("endpoint"), raw.get("allowed_hosts")

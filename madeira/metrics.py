@@ -205,6 +205,12 @@ SCRAPE_ERRORS: Final = Named(
 PACE_AGREED: Final = Named(
     "madeira_pace_agreed_per_second", Shape.STATE, "Sends a second that jobs.toml allows.", ("partner",)
 )
+BREAKER: Final = Named(
+    "madeira_breaker_open",
+    Shape.STATE,
+    "1 while a partner is down and only probes are sent, else 0.",
+    ("partner",),
+)
 BACKLOG: Final = Named(
     "madeira_backlog",
     Shape.STATE,
@@ -238,7 +244,7 @@ BUILD: Final = Named("madeira_build_info", Shape.STATE, "1, with the version tha
 
 METRICS: Final = (
     EVENTS, REFUSED, REQUESTS, INBOUND, INBOUND_OLDEST, ROUTED, UNROUTABLE_MET, UNROUTABLE, CONFLICTS,
-    BACKLOG, OLDEST, SETTLED, TRIES, DIED, DEAD, DOUBTFUL, WAITED, SENDING, PACE_AGREED, PACE_USED,
+    BREAKER, BACKLOG, OLDEST, SETTLED, TRIES, DIED, DEAD, DOUBTFUL, WAITED, SENDING, PACE_AGREED, PACE_USED,
     CONFIGURATION_REFUSED, CONFIGURATION_TAKEN, STUCK, SCRAPE_ERRORS, BUILD,
 )  # fmt: skip
 """All of them, in the order of docs/operations.md."""
@@ -530,6 +536,7 @@ class Metrics:
             (DEAD, found.dead),
             (UNROUTABLE, found.unroutable),
             (CONFLICTS, found.conflicts),
+            (BREAKER, found.broken),
         ):
             if values:
                 yield _gauge(metric, values)

@@ -227,6 +227,19 @@ def _partner_problems(each: PartnerStatus, store: Store, released: datetime | No
         found.append(
             f"{each.name} is paused with {backlog:,} deliveries waiting: `madeira resume {each.name}`"
         )
+    elif each.gauge.broken is not None:
+        broken = each.gauge.broken
+        probe = (
+            "a probe is under way"
+            if broken.probing
+            else f"next probe {show.moment(from_us(broken.probe_us))}"
+        )
+        found.append(
+            f"{each.name} is down since {show.moment(from_us(broken.since_us))} ({broken.reason}), {backlog:,} "
+            f"deliveries wait and lose no attempt, {probe}: ask the partner; it goes on by itself once a probe is answered"
+        )
+    elif each.gauge.paused_until_us > store.now.timestamp() * 1_000_000:
+        pass  # it asked for this pause itself
     elif each.recorded.pending and store.workers:
         # A batch that came after the last outcome has its minute, too; one that never had an outcome only that.
         known = (each.recorded.last_progress, released, each.recorded.live_since)
@@ -251,6 +264,16 @@ def _partner_problems(each: PartnerStatus, store: Store, released: datetime | No
     return found
 
 
+def _pace(each: PartnerStatus, now: datetime) -> str:
+    """One word or two: why a partner is sent to, or is not."""
+    if each.paused:
+        return "paused"
+    if each.gauge.broken is not None:
+        return "down, probing"
+    until = from_us(each.gauge.paused_until_us)
+    return f"waits until {show.moment(until)}" if until > now else each.gauge.state
+
+
 async def status_of(settings: Settings, *, as_json: bool) -> int:
     """Print the status; 1 if there is any problem."""
     with servers(settings) as where:
@@ -266,7 +289,7 @@ async def status_of(settings: Settings, *, as_json: bool) -> int:
             each.name, str(each.qps), each.recorded.pending, each.recorded.retrying, each.recorded.live,
             each.gauge.pending, each.recorded.succeeded, each.recorded.dead, each.recorded.cancelled,
             each.gauge.unrecorded,
-            "paused" if each.paused else each.gauge.state,
+            _pace(each, status.store.now),
         )
         for each in status.partners
     ]  # fmt: skip

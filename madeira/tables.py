@@ -128,6 +128,45 @@ class PartnerTable(_Table):
         description="Values of the answer's `code` that say an earlier attempt was accepted; `409` means any 409.",
         examples=['["DUPLICATE"]'],
     )
+    retry_when: Annotated[str, AfterValidator(values.retry_when)] | None = Field(
+        default=None,
+        description="JMESPath over `{status, headers, body}` of any answer, asked first: `true` means try again.",
+        examples=['"status == `423`"'],
+    )
+    retry_after_max: Annotated[
+        timedelta,
+        PlainValidator(values.duration),
+        AfterValidator(values.within(timedelta(seconds=1), timedelta(days=7), '"1s" to "7d"')),
+    ] = Field(
+        default=timedelta(hours=1),
+        description="Longest wait that a `Retry-After` of the partner can ask for.",
+        examples=['"1h"'],
+    )
+    breaker_failures: int = Field(
+        default=20,
+        ge=0,
+        le=100_000,
+        description="Failures in a row after which only probes are sent; 0 switches that off.",
+        examples=["20"],
+    )
+    breaker_probe: Annotated[
+        timedelta,
+        PlainValidator(values.duration),
+        AfterValidator(values.within(timedelta(seconds=1), timedelta(days=1), '"1s" to "1d"')),
+    ] = Field(
+        default=timedelta(seconds=5),
+        description="Wait before the first probe; twice as long before each further one.",
+        examples=['"5s"'],
+    )
+    breaker_probe_max: Annotated[
+        timedelta,
+        PlainValidator(values.duration),
+        AfterValidator(values.within(timedelta(seconds=1), timedelta(days=1), '"1s" to "1d"')),
+    ] = Field(
+        default=timedelta(seconds=60),
+        description="Longest wait before a probe. Not below `breaker_probe`.",
+        examples=['"60s"'],
+    )
     timeout: Annotated[
         timedelta,
         PlainValidator(values.duration),

@@ -278,6 +278,17 @@ def success(value: str) -> str:
     return value
 
 
+def retry_when(value: str) -> str:
+    """A JMESPath expression over an answer's status, headers and body."""
+    try:
+        check_expression(value)
+    except ValueError as error:
+        raise ValueError(
+            f"must be a JMESPath expression, like status == `423`, is {value[:80]!r} ({error})"
+        ) from None
+    return value
+
+
 def idempotent(value: bool) -> bool:
     """True; false is for a later version."""
     if not value:

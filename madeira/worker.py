@@ -20,6 +20,7 @@ from psycopg_pool import AsyncConnectionPool
 from madeira.roster import Roster
 from madeira.runtime import Crew, Service, insist
 from madeira.settings import Settings
+from pipelines.cancel import Cancel
 from pipelines.control import Control
 from pipelines.dispatch import Dispatcher, Meter
 from pipelines.feed import Feeder
@@ -123,6 +124,7 @@ class Worker:
         self.recovery = Recovery(stores.pool, stores.transit, partners, self.recorder, wait=asyncio.sleep)
         self.takeover = Takeover(stores.pool, stores.transit, partners, meter=counts)
         self.control = Control(stores.pool, stores.transit, partners)
+        self.cancel = Cancel(stores.pool, stores.transit, partners)
         self._routes = routes
         self._receiving = dict(partners)
         """Whom events are routed to: without those that were taken out."""
@@ -292,6 +294,7 @@ class Worker:
                     guard_us=partner.guard // timedelta(microseconds=1),
                     max_in_flight=partner.max_in_flight,
                     floor_percent=partner.batch_floor_percent,
+                    breaker=partner.breaker,
                 )
                 self._configured[name] = generation, partner
 
@@ -384,9 +387,10 @@ class Worker:
         return 3.0
 
     async def follow_controls(self) -> float:
-        """Operators' pauses into Redis."""
+        """Operators' pauses and cancellations into Redis."""
         if not self._recovering:
             await self.control.apply(self.dispatcher.generation)
+            await self.cancel.step(self.dispatcher.generation)
         return 1.0
 
     async def keep_servers_up(self) -> float:

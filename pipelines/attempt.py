@@ -7,18 +7,22 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 import msgspec
+from msgspec import structs
 
 from sinks.answer import Answer, Failed
-from sinks.classify import classify, excerpt
+from sinks.classify import classify, excerpt, sign_of
 from sinks.partner import Partner
 from streams.delivery import WORKER_DIED, Attempt, Dead, Kind, Outcome, Retry, Succeeded, Unknown
 from streams.envelope import Envelope, decode
-from streams.pace import ClockMap, to_ms
-from streams.retry import RetryPolicy, next_step
+from streams.moves import Sign, Spared
+from streams.pace import EPOCH, ClockMap, to_ms
+from streams.retry import NextStep, RetryPolicy, next_step
 from streams.scripts import Entry, Settlement
 
 log = logging.getLogger(__name__)
 
+_MICROSECOND = timedelta(microseconds=1)
+_SHORTEST_PAUSE = timedelta(seconds=1)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -75,9 +79,12 @@ def settle_answer(hand: Hand, answer: Answer | Failed, *, start: float, clock: C
     """What to settle after a send. `start` is the slot's moment in monotonic seconds, mapped by `clock`."""
     outcome = classify(answer, hand.partner, earlier_may_have_arrived=hand.entry.possible_duplicate)
     timing = _timing(answer, start=start, clock=clock)
+    sign = sign_of(answer)
     if isinstance(answer, Answer):
-        return settle_outcome(hand, outcome, timing, status_code=answer.status, seen=excerpt(answer.body))
-    return settle_outcome(hand, outcome, timing)
+        return settle_outcome(
+            hand, outcome, timing, status_code=answer.status, seen=excerpt(answer.body), sign=sign
+        )
+    return settle_outcome(hand, outcome, timing, sign=sign)
 
 
 def settle_unforeseen(
@@ -86,7 +93,8 @@ def settle_unforeseen(
     """What to settle when `settle_answer` itself failed with `error`: nobody knows what the answer meant."""
     outcome = Unknown(f"the answer could not be judged: {type(error).__name__}")
     status = answer.status  # the answer's own words may be what could not be handled
-    return settle_outcome(hand, outcome, _timing(answer, start=start, clock=clock), status_code=status)
+    timing = _timing(answer, start=start, clock=clock)
+    return settle_outcome(hand, outcome, timing, status_code=status, sign=sign_of(answer))
 
 
 def _timing(answer: Answer | Failed, *, start: float, clock: ClockMap) -> Timing:
@@ -103,21 +111,36 @@ def settle_takeover(hand: Hand, now: datetime) -> Ended:
 
 
 def settle_outcome(
-    hand: Hand, outcome: Outcome, timing: Timing, *, status_code: int | None = None, seen: str = ""
+    hand: Hand,
+    outcome: Outcome,
+    timing: Timing,
+    *,
+    status_code: int | None = None,
+    seen: str = "",
+    sign: Sign = Sign.NOTHING,
 ) -> Ended:
-    """Decide the next step by the partner's policy and put the attempt into the form that settle takes."""
+    """Decide the next step by the partner's policy and put the attempt into the form that settle takes.
+
+    For a failure it is decided twice, also for a breaker that was open by then: only Redis knows.
+    """
     entry, envelope, partner = hand.entry, hand.envelope, hand.partner
     kind, arrived = _judged(outcome)
     attempts = entry.attempts + 1
     unknowns = entry.unknowns + (kind is Kind.UNKNOWN)
-    step = next_step(
-        outcome,
-        attempts=attempts,
-        unknowns=unknowns,
-        created_at=envelope.created_at,
-        now=timing.ended_at,
-        policy=hand.policy,
-    )
+
+    def decided(*, spared: bool) -> NextStep:
+        return next_step(
+            outcome,
+            attempts=max(attempts - envelope.attempts_before, 1),
+            unknowns=unknowns,
+            created_at=envelope.replayed_at or envelope.created_at,
+            now=timing.ended_at,
+            policy=hand.policy,
+            spared=spared,
+        )
+
+    step = decided(spared=False)
+    counted = step.counted
     due_at = None if step.delay is None else timing.ended_at + step.delay
     # A connection that is refused before its slot ends before it began by the slot; that took no time.
     took = max(timedelta(0), timing.ended_at - (timing.sent_at or timing.started_at))
@@ -128,7 +151,7 @@ def settle_outcome(
         partner=partner.name,
         created_at=envelope.created_at,
         number=attempts,
-        unknowns=unknowns,
+        unknowns=unknowns if counted else entry.unknowns,
         worker=hand.worker,
         trace_id=envelope.trace_id,
         started_at=timing.started_at,
@@ -143,20 +166,53 @@ def settle_outcome(
         state=step.state,
         cause=step.cause,
         due_at=due_at,
+        counted=counted,
     )
     settlement = Settlement(
         place=entry.place,
         delivery=entry.delivery,
         attempt_id=attempt.attempt_id,
         state=step.state,
-        attempts=attempts,
-        unknowns=unknowns,
+        attempts=attempts if counted else entry.attempts,
+        unknowns=attempt.unknowns,
         possible_duplicate=entry.possible_duplicate or arrived,
-        delay_s=None if step.delay is None else round(step.delay.total_seconds()),
-        due_ms=None if due_at is None else to_ms(due_at),
+        delay_s=None if step.delay is None else round(step.delay.total_seconds()) if counted else 0,
+        due_ms=None if due_at is None else to_ms(due_at if counted else timing.ended_at),
         outcome=_encoder.encode(attempt),
+        sign=sign,
+        ended_us=(timing.ended_at - EPOCH) // _MICROSECOND,
+        reason=outcome.reason,
+        pause_us=_pause(outcome) // _MICROSECOND,
     )
+    if sign is Sign.FAILED and counted:
+        settlement = structs.replace(settlement, spared=_spared(entry, attempt, decided(spared=True), timing))
     return Ended(attempt, settlement)
+
+
+def _spared(entry: Entry, attempt: Attempt, step: NextStep, timing: Timing) -> Spared:
+    """The same attempt, had the breaker been open."""
+    other = structs.replace(
+        attempt,
+        unknowns=entry.unknowns,
+        state=step.state,
+        cause=step.cause,
+        due_at=None if step.delay is None else timing.ended_at + step.delay,
+        counted=False,
+    )
+    return Spared(
+        state=step.state,
+        attempts=entry.attempts,
+        unknowns=entry.unknowns,
+        outcome=_encoder.encode(other),
+        due_ms=to_ms(timing.ended_at),
+    )
+
+
+def _pause(outcome: Outcome) -> timedelta:
+    """How long the whole partner waits: what it asked for, and a second at least, or `0` would be asked for ever."""
+    if isinstance(outcome, Retry) and outcome.pauses:
+        return max(outcome.after or timedelta(0), _SHORTEST_PAUSE)
+    return timedelta(0)
 
 
 def _judged(outcome: Outcome) -> tuple[Kind, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +30,7 @@ from streams.delivery import Attempt
 from streams.envelope import Envelope
 from streams.errors import StaleGeneration, StoreUnavailable
 from streams.keys import PartnerKeys
+from streams.moves import Sign
 from streams.pace import ClockMap
 from streams.retry import RetryPolicy
 from streams.scripts import Entry, PaceState, Place, Settlement, Take
@@ -434,6 +435,8 @@ class Dispatcher:
         except StaleGeneration:
             return 4 * IDLE_S
         checkpoint("settle-after")
+        if settled.turned is not None:
+            _log_breaker(box.partner.name, settled.turned, batch)
         if generation != self.generation:
             return 0.0  # `follow` came in between: all of it is handed in again under the new one
         del box.ended[: len(batch)]
@@ -483,6 +486,15 @@ class Dispatcher:
         """Give the lease up, after everything was handed in."""
         self._lease_until = 0.0
         await leases.end(self._transit, self.worker)
+
+
+def _log_breaker(partner: str, turned: str, batch: Sequence[Settlement]) -> None:
+    """One line each time that a partner's breaker opens or closes: settle tells one worker only."""
+    if turned == "opened":
+        reasons = [settlement.reason for settlement in batch if settlement.sign is Sign.FAILED]
+        log.warning("breaker_opened", extra={"fields": {"partner": partner, "reason": reasons[-1]}})
+    else:
+        log.info("breaker_closed", extra={"fields": {"partner": partner}})
 
 
 def _forget_recorded(box: Outbox, recorded: str) -> None:

@@ -382,6 +382,7 @@ class Recovery:
             max_in_flight=partner.max_in_flight,
             floor_percent=partner.batch_floor_percent,
             paused=partner.name in paused,
+            breaker=partner.breaker,
         )
 
 

@@ -35,7 +35,8 @@ class Answer(msgspec.Struct, frozen=True):
     more came.
 
     `sent_at` is when the request was handed to the socket, `ended_at` when the answer was complete, both in
-    seconds of `time.monotonic()`.
+    seconds of `time.monotonic()`. `headers` are there for a partner that has a `retry_when`: names in small letters,
+    what came more than once joined by a comma.
     """
 
     status: int
@@ -44,6 +45,7 @@ class Answer(msgspec.Struct, frozen=True):
     truncated: bool
     sent_at: float
     ended_at: float
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from jmespath.parser import ParsedResult
 from sinks.answer import Answer, Failed, Stage
 from sinks.partner import Partner
 from streams.delivery import Dead, Outcome, Retry, Succeeded, Unknown
+from streams.moves import Sign
 
 if TYPE_CHECKING:
     from jmespath.visitor import _TreeNode  # only its stubs name the shape of a parsed expression
@@ -26,6 +27,8 @@ EXCERPT_CHARACTERS: Final = 200
 _FUNCTION_NAMES: Final = frozenset(Functions.FUNCTION_TABLE)
 
 _RETRY_NOT_TAKEN: Final = frozenset({408, 425, 429, 503})
+_PAUSING: Final = frozenset({429, 503})
+"""With a `Retry-After` these speak of everything that is sent to the partner, not of one delivery."""
 _RETRY_MAY_HAVE_ARRIVED: Final = frozenset({500, 502, 504})
 _CODE_CHARACTERS: Final = 64
 
@@ -36,17 +39,39 @@ def classify(result: Answer | Failed, partner: Partner, *, earlier_may_have_arri
     `earlier_may_have_arrived`: an earlier attempt of this delivery may have reached the partner, so a 409
     can be our own payment coming back. A body's *code* is its top-level `code`, else `error.code`, a string
     or an integer; it is compared as text with the partner's `retry_codes` and `already_accepted`.
-    `already_accepted` may also hold `409`.
+    `already_accepted` may also hold `409`. `retry_when` is asked before all else.
     """
     if isinstance(result, Failed):
         return _failed(result)
+    outcome = _answered(result, partner, earlier_may_have_arrived=earlier_may_have_arrived)
+    if isinstance(outcome, Retry) and result.retry_after is not None:
+        return Retry(
+            reason=outcome.reason,
+            may_have_arrived=outcome.may_have_arrived,
+            after=min(result.retry_after, partner.retry_after_max),
+            pauses=result.status in _PAUSING,
+        )
+    return outcome
+
+
+def sign_of(result: Answer | Failed) -> Sign:
+    """What it says of the partner as a whole: that nobody is there, that somebody answered, or nothing."""
+    if isinstance(result, Failed):
+        return Sign.NOTHING if result.stage is Stage.REQUEST else Sign.FAILED
+    return Sign.FAILED if 500 <= result.status <= 599 else Sign.ANSWERED
+
+
+def _answered(result: Answer, partner: Partner, *, earlier_may_have_arrived: bool) -> Outcome:
     status = result.status
+    if partner.retry_when is not None and _wants_retry(result, partner.retry_when):
+        arrived = not (200 <= status <= 299 or 400 <= status <= 499 or status in _RETRY_NOT_TAKEN)
+        return Retry(reason=f"{status}, retry_when", may_have_arrived=arrived)
     if 200 <= status <= 299:
         return _accepted(result, partner, earlier_may_have_arrived=earlier_may_have_arrived)
     if status in _RETRY_NOT_TAKEN:
-        return Retry(reason=str(status), may_have_arrived=False, after=result.retry_after)
+        return Retry(reason=str(status), may_have_arrived=False)
     if status in _RETRY_MAY_HAVE_ARRIVED:
-        return Retry(reason=str(status), may_have_arrived=True, after=result.retry_after)
+        return Retry(reason=str(status), may_have_arrived=True)
     if status == 409 and earlier_may_have_arrived:
         if "409" in partner.already_accepted or _code(result.body) in partner.already_accepted:
             return Succeeded(reason="409, already accepted")
@@ -114,10 +139,24 @@ def _accepted(answer: Answer, partner: Partner, *, earlier_may_have_arrived: boo
         return Succeeded(reason=status)
     code = _code_in(document)
     if code in partner.retry_codes:
-        return Retry(reason=_with_code(status, code), may_have_arrived=False, after=answer.retry_after)
+        return Retry(reason=_with_code(status, code), may_have_arrived=False)
     if earlier_may_have_arrived and code in partner.already_accepted:
         return Succeeded(reason=_with_code(f"{status}, already accepted", code))
     return Dead(reason=_with_code(f"{status}, success is false", code))
+
+
+def _wants_retry(answer: Answer, expression: str) -> bool:
+    """Whether `retry_when` is true of it; what cannot be told is not."""
+    body: object
+    try:
+        body = _document(answer.body)
+    except (msgspec.DecodeError, RecursionError):
+        body = answer.body.decode("utf-8", errors="replace")
+    document = {"status": answer.status, "headers": dict(answer.headers), "body": body}
+    try:
+        return _compiled(expression).search(document) is True
+    except Exception:  # noqa: BLE001 - as with success
+        return False
 
 
 @lru_cache(maxsize=1024)

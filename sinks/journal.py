@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
 from sinks.statement import statement
-from streams.delivery import MOVES, WORKER_DIED, Attempt, Kind, Move
+from streams.delivery import MOVES, WORKER_DIED, Attempt, Cause, Kind, Move
 from streams.outcomes import OutcomeEntry, Timing
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,13 @@ _attempts = msgspec.msgpack.Decoder(Attempt)
 
 _MAY_SUCCEED = [s.value for s, moves in MOVES.items() if {Move.SUCCEED, Move.LATE_SUCCESS} & moves.keys()]
 _MAY_FAIL = [s.value for s, moves in MOVES.items() if {Move.RETRY, Move.GIVE_UP} <= moves.keys()]
+_MAY_DOUBT = [s.value for s, moves in MOVES.items() if Move.DOUBT in moves]
 _RULES = {"takeover": WORKER_DIED, "may_succeed": _MAY_SUCCEED, "may_fail": _MAY_FAIL}
 
 _COLUMN_TYPES = (
     *("text", "text", "text", "text", "timestamptz", "int8", "int8", "text", "text", "timestamptz"),
     *("timestamptz", "int8", "int8", "text", "text", "bool", "bool", "text", "text", "text"),
-    *("timestamptz", "bool", "int8"),
+    *("timestamptz", "bool", "int8", "bool"),
 )
 
 # What one outcome alone can cause: text or a number that PostgreSQL refuses, a value that can't be written.
@@ -84,6 +85,8 @@ async def write_down(
         for number, entry in enumerate(entries, start=1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
+            if entry.timing is Timing.CANCELLED:
+                continue
             try:
                 rows.append(_parsed(offset, entry))
             except (msgspec.MsgspecError, ValueError, IndexError) as error:
@@ -156,6 +159,10 @@ async def _write_rows(connection: AsyncConnection[TupleRow], rows: Sequence[_Row
         await cursor.execute(statement("record/write"), _RULES)
         if any(row.twice for row in rows):
             await cursor.execute(statement("record/flag"))
+        if any(row.attempt.may_have_arrived for row in rows):
+            await cursor.execute(
+                statement("record/doubt"), {"may_doubt": _MAY_DOUBT, "unknown": Cause.UNKNOWN}
+            )
 
 
 def _columns(row: _Row) -> tuple[object, ...]:
@@ -185,6 +192,7 @@ def _columns(row: _Row) -> tuple[object, ...]:
         a.due_at,
         row.late,
         row.generation,
+        a.counted,
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
+from streams.moves import Breaker
+
 DEFAULT_LEVELS = tuple(timedelta(seconds=s) for s in (60, 120, 240, 480, 960, 1800))
 
 
@@ -33,6 +35,13 @@ class Partner:
     success: str | None = None
     retry_codes: frozenset[str] = frozenset()
     already_accepted: frozenset[str] = frozenset()
+    retry_when: str | None = None
+    """JMESPath over `{status, headers, body}` of any answer; where it is true, the answer is a Retry."""
+    retry_after_max: timedelta = timedelta(hours=1)
+    breaker_failures: int = 20
+    """Failures in a row that open the breaker; 0: it never opens."""
+    breaker_probe: timedelta = timedelta(seconds=5)
+    breaker_probe_max: timedelta = timedelta(seconds=60)
     timeout: timedelta = timedelta(seconds=20)
     guard: timedelta = timedelta(milliseconds=15)
     lateness: timedelta = timedelta(milliseconds=8)
@@ -54,3 +63,14 @@ class Partner:
         """Microseconds between two sends: `floor((1 s + J) / Q) + 1`, so no second holds more than `qps`."""
         guard_us = self.guard // timedelta(microseconds=1)
         return (1_000_000 + guard_us) // self.qps + 1
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker as Redis keeps it. A probe is given up when no request can be under way any more."""
+        return Breaker(
+            failures=self.breaker_failures,
+            probe=self.breaker_probe,
+            probe_most=self.breaker_probe_max,
+            probe_lasts=self.timeout + self.lateness + timedelta(seconds=5),
+            pause_most=max(self.retry_after_max, timedelta(seconds=1)),
+        )

@@ -359,7 +359,12 @@ async def _answer(
     wait = None
     if asked is not None:
         wait = parse_retry_after(asked, datetime.fromtimestamp(send.timestamp_s + ended_at - sent_at, UTC))
-    return Answer(message.code, wait, body, not whole, sent_at, ended_at)
+    headers: dict[str, str] = {}
+    if send.partner.retry_when is not None:
+        for name, value in message.headers.items():
+            known = headers.get(name.lower())
+            headers[name.lower()] = value if known is None else f"{known}, {value}"
+    return Answer(message.code, wait, body, not whole, sent_at, ended_at, tuple(headers.items()))
 
 
 async def _body(payload: StreamReader) -> tuple[bytes, bool]:

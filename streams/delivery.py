@@ -25,7 +25,11 @@ class State(StrEnum):
 
 
 class Move(StrEnum):
-    """What can happen to a delivery. The first five come from settle, the rest from people."""
+    """What can happen to a delivery. The first four come from settle, the others from people.
+
+    `CONFIRM`: the partner was asked, and has it. `DOUBT`: a send that was under way when it was cancelled may have
+    arrived.
+    """
 
     SUCCEED = "succeed"
     RETRY = "retry"
@@ -34,6 +38,8 @@ class Move(StrEnum):
     RELEASE = "release"
     REPLAY = "replay"
     CANCEL = "cancel"
+    CONFIRM = "confirm"
+    DOUBT = "doubt"
 
 
 MOVES: dict[State, dict[Move, State]] = {
@@ -53,8 +59,13 @@ MOVES: dict[State, dict[Move, State]] = {
         Move.CANCEL: State.CANCELLED,
     },
     State.SUCCEEDED: {},
-    State.DEAD: {Move.LATE_SUCCESS: State.SUCCEEDED, Move.REPLAY: State.PENDING},
-    State.CANCELLED: {Move.LATE_SUCCESS: State.SUCCEEDED},
+    State.DEAD: {
+        Move.LATE_SUCCESS: State.SUCCEEDED,
+        Move.CONFIRM: State.SUCCEEDED,
+        Move.REPLAY: State.PENDING,
+        Move.CANCEL: State.CANCELLED,
+    },
+    State.CANCELLED: {Move.LATE_SUCCESS: State.SUCCEEDED, Move.DOUBT: State.DEAD},
 }
 
 TERMINAL = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
@@ -67,6 +78,8 @@ class Cause(StrEnum):
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     TOO_OLD = "too_old"
     UNKNOWN = "unknown_confirm_first"
+    NOT_DELIVERED = "not_delivered"
+    """Somebody asked the partner, who does not have it."""
 
 
 class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
@@ -78,12 +91,14 @@ class Succeeded(msgspec.Struct, frozen=True, tag="succeeded"):
 class Retry(msgspec.Struct, frozen=True, tag="retry"):
     """The partner does not have it, or may not: send again later.
 
-    `after` is the partner's own `Retry-After`, None where it gave none.
+    `after` is the partner's own `Retry-After`, None where it gave none. `pauses`: it is meant for everything that
+    goes to the partner, and the attempt is not counted.
     """
 
     reason: str
     may_have_arrived: bool
     after: timedelta | None = None
+    pauses: bool = False
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
@@ -120,6 +135,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Times are UTC and come from Redis `TIME`. `state` is where the delivery goes by this attempt:
     succeeded, retrying or dead. `attempt_id` is `partner/generation/lane/entry`, one per stream entry.
     `number` counts from 1. `sent_at` is when the headers left; None when nothing left this machine.
+    Not `counted`: the partner asked for a pause, or its breaker was open; the next one has the same number.
     """
 
     attempt_id: str
@@ -144,3 +160,4 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cause: Cause | None = None
     due_at: datetime | None = None
     version: int = 1
+    counted: bool = True

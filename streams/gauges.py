@@ -38,12 +38,27 @@ class DelayGauge:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokenGauge:
+    """A breaker that is open: since when, by what, how many failures in a row, when the next probe is due.
+
+    `probing` says that a probe is under way. Times are Redis microseconds.
+    """
+
+    since_us: int
+    reason: str
+    failures: int
+    probe_us: int
+    probing: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Gauge:
     """A partner's transit. `generation` None: there is no `pace`, all else is empty then.
 
     `batch` and `live` count the deliveries in lanes, delays and hands; `pending` those in hands.
     `unrecorded` are outcomes that PostgreSQL does not have (those after the entry `recorded`), `dead` the
-    entries of the quick look.
+    entries of the quick look. Until `paused_until_us` the partner asked not to be sent to. `broken` None: the breaker
+    is closed.
     """
 
     generation: int | None
@@ -59,6 +74,8 @@ class Gauge:
     delays: tuple[DelayGauge, ...]
     outcomes: int
     dead: int
+    paused_until_us: int = 0
+    broken: BrokenGauge | None = None
 
 
 async def gauge(transit: Transit, keys: PartnerKeys) -> Gauge:
@@ -68,14 +85,17 @@ async def gauge(transit: Transit, keys: PartnerKeys) -> Gauge:
         first.hmget(
             keys.pace,
             *("generation", "state", "paused", "recorded"),
+            *("broken_by", "probe"),
             *("tat", "batch", "live", "pending", "added", "counted"),
+            *("paused_until", "broken_since", "failures", "probe_next"),
         )
         first.zrange(keys.lanes, 0, -1)
         first.zrange(keys.delays, 0, -1, withscores=True)
         first.xlen(keys.dead)
         pace, lanes, delays, dead = await first.execute()
-        generation, state, paused, recorded, *numbers = pace
-        tat, batch, live, pending, added, counted = (int(number or 0) for number in numbers)
+        generation, state, paused, recorded, reason, probe, *numbers = pace
+        tat, batch, live, pending, added, counted, *numbers = (int(number or 0) for number in numbers)
+        paused_until, since, failures, probe_next = numbers
         second = transit.redis.pipeline(transaction=False)
         for lane in lanes:
             second.xlen(keys.lane(lane.decode()))
@@ -100,6 +120,10 @@ async def gauge(transit: Transit, keys: PartnerKeys) -> Gauge:
         ),
         outcomes=depths[-1],
         dead=dead,
+        paused_until_us=paused_until,
+        broken=BrokenGauge(since, (reason or b"").decode(errors="replace"), failures, probe_next, bool(probe))
+        if since
+        else None,
     )
 
 
@@ -148,6 +172,16 @@ async def _waiting(transit: Transit, partners: Sequence[PartnerKeys]) -> list[Wa
                     oldest[envelope.lane] = min(known, envelope.created_at)
         found.append(Waiting(int(live or 0), int(batch or 0), oldest.get(Lane.LIVE), oldest.get(Lane.BATCH)))
     return found
+
+
+async def breakers(transit: Transit, partners: Sequence[PartnerKeys]) -> tuple[bool, ...]:
+    """Whose breaker is open, in one round trip. Raises `StoreUnavailable`."""
+    pipeline = transit.redis.pipeline(transaction=False)
+    for keys in partners:
+        pipeline.hget(keys.pace, "broken_since")
+    with reached():
+        answers = await pipeline.execute()
+    return tuple(int(since or 0) > 0 for since in answers)
 
 
 async def now_us(redis: Redis) -> int:

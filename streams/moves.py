@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from datetime import timedelta
+from enum import IntEnum, StrEnum
 from typing import Literal
 
 import msgspec
@@ -41,13 +42,53 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class PaceState(StrEnum):
-    """Why a take gave what it gave. All but OPEN come without slots."""
+    """Why a take gave what it gave. All but OPEN come without slots, and BROKEN with one at most, a probe."""
 
     OPEN = "open"
     CLOSED = "closed"
     PAUSED = "paused"
     BACKED_UP = "backed_up"
     FULL = "full"
+    BROKEN = "broken"
+
+
+class Breaker(msgspec.Struct, frozen=True):
+    """When a partner's breaker opens, and how often it is tried while it is open.
+
+    It opens after `failures` in a row (0: never). Probes begin `probe` after that, each wait twice as long up to
+    `probe_most`; one that has not been settled `probe_lasts` after its slot is given up. `pause_most` is the longest
+    pause that a partner's `Retry-After` can make.
+    """
+
+    failures: int = 0
+    probe: timedelta = timedelta(seconds=5)
+    probe_most: timedelta = timedelta(seconds=60)
+    probe_lasts: timedelta = timedelta(seconds=30)
+    pause_most: timedelta = timedelta(hours=1)
+
+
+NO_BREAKER = Breaker()
+
+
+class Sign(StrEnum):
+    """What an attempt's end says about the partner as a whole."""
+
+    NOTHING = ""
+    ANSWERED = "answered"
+    FAILED = "failed"
+
+
+class Spared(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ends that failed while the breaker was open: it is not counted, and waits in no delay.
+
+    As in `Settlement`, `due_ms` goes with RETRYING.
+    """
+
+    state: State
+    attempts: int
+    unknowns: int
+    outcome: bytes
+    due_ms: int
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -69,6 +110,10 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
     `attempts`, `unknowns` and `possible_duplicate` are as the next attempt shall see them; `delay_s` and
     `due_ms` (Unix milliseconds) go with RETRYING. `outcome` is what the recorder reads, opaque here.
+
+    `sign` is what the partner's breaker learns of it, `ended_us` (Redis time) when that was, `reason` why it failed.
+    `spared` takes the place of the rest where the breaker was open by then. `pause_us` is how long the whole partner
+    is to be left alone from now on.
     """
 
     place: Place
@@ -81,17 +126,29 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     outcome: bytes
     delay_s: int | None = None
     due_ms: int | None = None
+    sign: Sign = Sign.NOTHING
+    ended_us: int = 0
+    reason: str = ""
+    spared: Spared | None = None
+    pause_us: int = 0
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """For each settlement its id in the outcome stream, and whether it changed nothing since it came late."""
+    """For each settlement its id in the outcome stream, and whether it changed nothing since it came late.
+
+    `turned` says what all of it together did to the partner's breaker, to one caller only; None: it stayed.
+    """
 
     outcome_ids: tuple[str, ...]
     late: tuple[bool, ...]
+    turned: Literal["opened", "closed"] | None = None
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery to be fed. `entry` is `1-<row number>` in a batch's own lane, None elsewhere."""
+    """A delivery to be fed. `entry` is `1-<row number>` in a batch's own lane, None elsewhere.
+
+    `ended` are attempts of a delivery that was replayed: that one of them is done keeps it from nothing.
+    """
 
     entry: str | None
     delivery: str
@@ -99,6 +156,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     unknowns: int = 0
     possible_duplicate: bool = False
+    ended: tuple[str, ...] = ()
 
 
 class Fed(msgspec.Struct, frozen=True):
@@ -117,6 +175,14 @@ class Refused(msgspec.Struct, frozen=True):
 
     reason: Literal["moved", "too_old", "closed", "full"]
     last: str
+
+
+class Withdrawn(IntEnum):
+    """What cancelling found: nowhere any more, in a hand that may be sending it, or ended by an attempt."""
+
+    OUT = 0
+    IN_HAND = 1
+    ENDED = 2
 
 
 class Released(msgspec.Struct, frozen=True):

@@ -21,11 +21,16 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """Where the delivery goes: `cause` with DEAD, `delay` with RETRYING."""
+    """Where the delivery goes: `cause` with DEAD, `delay` with RETRYING.
+
+    Not `counted`: the attempt takes nothing of `max_attempts` and `unknown_retries`, and what holds the next one back
+    for `delay` or longer is the partner's pace, not a delay of its own.
+    """
 
     state: State
     cause: Cause | None = None
     delay: timedelta | None = None
+    counted: bool = True
 
 
 def next_step(
@@ -36,8 +41,9 @@ def next_step(
     created_at: datetime,
     now: datetime,
     policy: RetryPolicy,
+    spared: bool = False,
 ) -> NextStep:
-    """`attempts` (at least 1) and `unknowns` include this attempt.
+    """`attempts` (at least 1) and `unknowns` include this attempt. `spared`: it failed while the breaker was open.
 
     An attempt is only planned if it would begin within `max_age`. Giving up on what may have arrived has the
     cause UNKNOWN: ask the partner before sending again.
@@ -49,18 +55,21 @@ def next_step(
             return NextStep(State.DEAD, cause=Cause.REFUSED)
         case Unknown():
             after, may_have_arrived = None, True
-            if unknowns > policy.unknown_retries:
+            if unknowns > policy.unknown_retries and not spared:
                 return NextStep(State.DEAD, cause=Cause.UNKNOWN)
         case Retry():
             after, may_have_arrived = outcome.after, outcome.may_have_arrived
+            spared = spared or outcome.pauses
         case _:
             assert_never(outcome)
-    delay = delay_for(attempts, policy.levels, after)
-    if attempts >= policy.max_attempts:
+    delay = (after or timedelta(0)) if spared else delay_for(attempts, policy.levels, after)
+    if attempts >= policy.max_attempts and not spared:
         return NextStep(State.DEAD, cause=Cause.UNKNOWN if may_have_arrived else Cause.ATTEMPTS_EXHAUSTED)
     if now + delay > created_at + policy.max_age:
-        return NextStep(State.DEAD, cause=Cause.UNKNOWN if may_have_arrived else Cause.TOO_OLD)
-    return NextStep(State.RETRYING, delay=delay)
+        return NextStep(
+            State.DEAD, cause=Cause.UNKNOWN if may_have_arrived else Cause.TOO_OLD, counted=not spared
+        )
+    return NextStep(State.RETRYING, delay=delay, counted=not spared)
 
 
 def delay_for(attempts: int, levels: tuple[timedelta, ...], after: timedelta | None = None) -> timedelta:

@@ -5,20 +5,24 @@ Each is sent once: after `StoreUnavailable` it may have run, and what a second r
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from hiredis import pack_command
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from streams.connection import reached
 from streams.delivery import State
 from streams.errors import StaleGeneration, StoreUnavailable, TransitLost
 from streams.keys import LIVE, PartnerKeys, batch_lane, returns_lane
 from streams.moves import (
+    NO_BREAKER,
+    Breaker,
     Entry,
     Fed,
     Feed,
@@ -28,12 +32,16 @@ from streams.moves import (
     Released,
     Settled,
     Settlement,
+    Sign,
     Slot,
+    Spared,
     Take,
+    Withdrawn,
 )
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.connection import AbstractConnection
 
 __all__ = [
     "Entry",
@@ -48,6 +56,7 @@ __all__ = [
     "Settlement",
     "Slot",
     "Take",
+    "Withdrawn",
 ]
 
 MOST_UNRECORDED = 20_000
@@ -57,6 +66,7 @@ LONGEST_HORIZON = timedelta(seconds=2)
 """How far ahead a take may hand out; take.lua's bound for a clock that stepped back relies on it."""
 
 _FRESH_AFTER_RETURNS = 1 << 40
+_WITHIN_S = 5.0
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -74,6 +84,7 @@ class _Script:
 _TAKE = _Script("take")
 _SETTLE = _Script("settle")
 _GIVE_BACK = _Script("give_back")
+_CANCEL = _Script("cancel")
 _FEED = _Script("feed")
 _RELEASE = _Script("release")
 _REAP = _Script("reap")
@@ -90,6 +101,11 @@ _INGEST = _Script("ingest")
 _MAKE_GROUP = _Script("make_group")
 
 _LET_IN = (_TAKE, _SETTLE)
+_TURNED: dict[bytes, Literal["opened", "closed"] | None] = {
+    b"": None,
+    b"opened": "opened",
+    b"closed": "closed",
+}
 
 
 def lane_order(lane: str) -> int:
@@ -193,6 +209,8 @@ class Scripts:
         """
         if not settlements:
             return Settled((), ())
+        # MessagePack's bytes are beyond Redis's Lua, so what is opaque goes beside it.
+        outcomes = [s.outcome for s in settlements]
         items = [
             (
                 s.place.lane,
@@ -205,6 +223,11 @@ class Scripts:
                 int(s.possible_duplicate),
                 s.delay_s,
                 s.due_ms,
+                s.sign,
+                s.ended_us,
+                s.pause_us,
+                s.reason if s.sign is Sign.FAILED else None,
+                s.spared and _beside(s.spared, outcomes),
             )
             for s in settlements
         ]
@@ -219,11 +242,13 @@ class Scripts:
                 generation,
                 keys.base,
                 _pack(items),
-                *[s.outcome for s in settlements],
+                *outcomes,
             ),
         )
         return Settled(
-            tuple(entry.decode() for entry in reply[0::2]), tuple(int(late) == 1 for late in reply[1::2])
+            tuple(entry.decode() for entry in reply[1::2]),
+            tuple(int(late) == 1 for late in reply[2::2]),
+            _TURNED[reply[0]],
         )
 
     async def give_back(self, keys: PartnerKeys, *, generation: int, places: Sequence[Place]) -> int:
@@ -231,6 +256,23 @@ class Scripts:
         texts = [text for place in places for text in (place.lane, place.entry)]
         reply = await self._run(_GIVE_BACK, (keys.pace, keys.lanes, keys.open), generation, keys.base, *texts)
         return cast("int", reply)
+
+    async def cancel(
+        self, keys: PartnerKeys, *, generation: int, deliveries: Sequence[tuple[str, int]]
+    ) -> tuple[Withdrawn, ...] | None:
+        """Takes out what waits and flags what is in a hand; a few hundred at a time. None: closed, ask again later.
+
+        Each with the number of its cancellation. No feeder that read one of them before adds it afterwards. Call it
+        when PostgreSQL has them as cancelled.
+        """
+        reply = await self._run(
+            _CANCEL,
+            (keys.pace, keys.open, keys.delays, keys.outcomes(generation)),
+            generation,
+            keys.base,
+            *[text for delivery, number in deliveries for text in (delivery, number)],
+        )
+        return None if reply is None else tuple(Withdrawn(said) for said in cast("list[int]", reply))
 
     async def feed(
         self,
@@ -249,7 +291,10 @@ class Scripts:
         `entry` come in rising order; the lane's last id ends at the last of them, fed or skipped.
         """
         packed = _pack(
-            [(r.entry, r.delivery, r.attempts, r.unknowns, int(r.possible_duplicate)) for r in rows]
+            [
+                (r.entry, r.delivery, r.attempts, r.unknowns, int(r.possible_duplicate), r.ended or None)
+                for r in rows
+            ]
         )
         try:
             reply = cast(
@@ -279,24 +324,27 @@ class Scripts:
                 raise TypeError(f"feed answered {reply!r}")
 
     async def ingest(
-        self, shards: Sequence[tuple[Sequence[str], Sequence[bytes | int]]]
+        self, through: Redis, shards: Sequence[tuple[Sequence[str], Sequence[bytes]]]
     ) -> tuple[list[int | bytes], ...]:
-        """For each shard: its stream and the marks, and what `ingest.lua` wants of each event.
+        """For each shard: its stream and the marks, and what `ingest.lua` wants of each event. See `streams.inbound`.
 
-        All in one round trip. Raises `StoreUnavailable`, also where memory is full.
+        All in one round trip `through` a client without a limit of its own, within 5 s. Raises `StoreUnavailable`,
+        also where memory is full.
         """
-        pipeline = self._redis.pipeline(transaction=False)
-        for keys, arguments in shards:
-            pipeline.execute_command("EVALSHA", _INGEST.sha, len(keys), *keys, *arguments)
+        calls: list[tuple[str | int | bytes, ...]] = [
+            ("EVALSHA", _INGEST.sha, len(keys), *keys, *arguments) for keys, arguments in shards
+        ]
         with reached():
-            replies = await pipeline.execute(raise_on_error=False)
-            for i, (keys, arguments) in enumerate(shards):
-                if isinstance(replies[i], NoScriptError):
+            replies = await _at_once(through, calls)
+            for i, call in enumerate(calls):
+                reply = replies[i]
+                if isinstance(reply, NoScriptError):
                     # Certain not to have run, so this is no second try.
-                    replies[i] = await self._call("EVAL", _INGEST.text, len(keys), *keys, *arguments)
-                elif isinstance(replies[i], Exception):
-                    raise replies[i]
-        return tuple(replies)
+                    [reply] = await _at_once(through, [("EVAL", _INGEST.text, *call[2:])])
+                if isinstance(reply, Exception):
+                    raise reply
+                replies[i] = reply
+        return tuple(cast("list[list[int | bytes]]", replies))
 
     async def make_group(self, stream: str) -> bool:
         """Make an inbound shard and its group, also at the memory limit; False where it is there."""
@@ -389,10 +437,18 @@ class Scripts:
         guard_us: int,
         max_in_flight: int,
         floor_percent: int,
+        breaker: Breaker = NO_BREAKER,
     ) -> None:
         """Sets rate and bounds; the next take goes by them."""
         await self._run(
-            _CONFIGURE, (keys.pace,), generation, interval_us, guard_us, max_in_flight, floor_percent
+            _CONFIGURE,
+            (keys.pace,),
+            generation,
+            interval_us,
+            guard_us,
+            max_in_flight,
+            floor_percent,
+            *_breaker(breaker),
         )
 
     async def fence(self, keys: PartnerKeys, *, generation: int, guard_us: int) -> int | None:
@@ -428,8 +484,9 @@ class Scripts:
         max_in_flight: int,
         floor_percent: int,
         paused: bool,
+        breaker: Breaker = NO_BREAKER,
     ) -> None:
-        """Opens; lanes and delays were dropped, so all counters begin at zero."""
+        """Opens; lanes and delays were dropped, so all counters begin at zero. A breaker that is open stays open."""
         await self._run(
             _UNFENCE,
             (keys.pace,),
@@ -439,4 +496,43 @@ class Scripts:
             max_in_flight,
             floor_percent,
             int(paused),
+            *_breaker(breaker),
         )
+
+
+def _beside(spared: Spared, outcomes: list[bytes]) -> tuple[str | int, ...]:
+    """As settle.lua takes it; its outcome goes behind the others, which begin at its ARGV[4]."""
+    outcomes.append(spared.outcome)
+    return spared.state, spared.attempts, spared.unknowns, spared.due_ms, len(outcomes) + 3
+
+
+def _breaker(breaker: Breaker) -> tuple[int, ...]:
+    """As configure.lua and unfence.lua take it."""
+    waits = (breaker.probe, breaker.probe_most, breaker.probe_lasts, breaker.pause_most)
+    return (breaker.failures, *(wait // timedelta(microseconds=1) for wait in waits))
+
+
+async def _at_once(through: Redis, calls: Sequence[tuple[str | int | bytes, ...]]) -> list[object]:
+    """What each command answers, its own error in place of an answer; all of them within 5 s.
+
+    redis-py's pipeline does the same in twice the time: it packs in Python and looks at each answer several times.
+    """
+    pool = through.connection_pool
+    answers: list[object] = []
+    async with asyncio.timeout(_WITHIN_S):
+        connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call] # redis-py's
+        try:
+            # hiredis' stub means tuples of one element.
+            await connection.send_packed_command([pack_command(call) for call in calls])  # type: ignore[arg-type]
+            for _ in calls:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        except BaseException:
+            # An answer that is still to come would be taken for that to the next question.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+    return answers

@@ -16,7 +16,7 @@ from madeira.status import (
     problems,
     redis_problems,
 )
-from streams.gauges import DelayGauge, Gauge
+from streams.gauges import BrokenGauge, DelayGauge, Gauge
 from streams.inbound import Depth
 from streams.server import ServerFacts
 
@@ -64,6 +64,13 @@ def test_nothing_needs_attention() -> None:
                 gauge=replace(GAUGE, unrecorded=4),
             ),
             "4 outcomes wait in Redis, so it is the recorder",
+        ),
+        (
+            STORE,
+            with_gauge(
+                broken=BrokenGauge(1_772_414_100_000_000, "no connection", 20, 1_772_431_200_000_000, False)
+            ),
+            "AB is down since 2026-03-02 01:15:00+00:00 (no connection), 5 deliveries wait and lose no attempt",
         ),
         (STORE, with_gauge(unrecorded=5_001), "the recorder is 5,001 outcomes behind for AB"),
         (

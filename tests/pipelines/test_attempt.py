@@ -30,6 +30,7 @@ from streams.delivery import (
     Unknown,
 )
 from streams.envelope import encode
+from streams.moves import Sign
 from streams.pace import ClockMap
 from streams.scripts import Entry, Place, Settlement
 from tests.partner import MOMENT, envelope, partner
@@ -164,6 +165,50 @@ def test_nothing_left_this_machine() -> None:
         State.RETRYING,
         False,
     )
+
+
+def test_a_pause_costs_no_attempt() -> None:
+    """A 429 with `Retry-After`: logged, not counted, due when the pause ends, in the lane again at once."""
+    answer = Answer(429, timedelta(seconds=90), b"", truncated=False, sent_at=100.0, ended_at=100.0)
+    ended = settle_answer(hand(attempts=3, unknowns=1), answer, start=100.0, clock=clock())
+    attempt, settlement = ended.attempt, ended.settlement
+    assert (attempt.number, attempt.unknowns, attempt.counted) == (4, 1, False)
+    assert (settlement.attempts, settlement.unknowns, settlement.state) == (3, 1, State.RETRYING)
+    assert (settlement.pause_us, settlement.delay_s) == (90_000_000, 0)
+    near = timedelta(microseconds=2)
+    assert attempt.due_at is not None
+    assert abs(attempt.due_at - NOW - timedelta(seconds=90)) <= near
+    assert (settlement.sign, settlement.spared) == (Sign.ANSWERED, None)
+
+
+def test_a_pause_lasts_a_second_at_least() -> None:
+    """`Retry-After: 0` is no leave to be asked without end."""
+    answer = Answer(503, timedelta(0), b"", truncated=False, sent_at=100.0, ended_at=100.0)
+    assert settle_answer(hand(), answer, start=100.0, clock=clock()).settlement.pause_us == 1_000_000
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_failure_is_decided_twice(*, arrived: bool) -> None:
+    """Once as an attempt, and once as one that was spared; the doubt is the same in both."""
+    sent = 100.0 if arrived else None
+    failed = Failed(Stage.RESET, may_have_arrived=arrived, reason="gone", sent_at=sent, ended_at=100.0)
+    ended = settle_answer(hand(attempts=3, unknowns=2), failed, start=100.0, clock=clock())
+    settlement, spared = ended.settlement, ended.settlement.spared
+    assert (settlement.state, settlement.attempts, settlement.sign) == (State.DEAD, 4, Sign.FAILED)
+    assert (settlement.reason, settlement.possible_duplicate) == ("gone", arrived)
+    assert spared is not None
+    assert (spared.state, spared.attempts, spared.unknowns) == (State.RETRYING, 3, 2)
+    other = decode(spared.outcome)
+    assert (other.counted, other.state, other.cause, other.number) == (False, State.RETRYING, None, 4)
+    assert (other.attempt_id, other.may_have_arrived) == (ended.attempt.attempt_id, arrived)
+    assert other.due_at is not None
+    assert abs(other.due_at - NOW) <= timedelta(microseconds=2)
+
+
+def test_a_takeover_says_nothing_of_the_partner() -> None:
+    """It was our worker that died."""
+    settlement = settle_takeover(hand(), NOW).settlement
+    assert (settlement.sign, settlement.spared) == (Sign.NOTHING, None)
 
 
 def test_a_conflict_is_judged_by_what_came_before() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.answer import LONGEST_RETRY_AFTER, Answer, Failed, Stage, parse_retry_after
-from sinks.classify import check_expression, classify, excerpt
+from sinks.classify import check_expression, classify, excerpt, sign_of
 from sinks.partner import Partner
 from streams.delivery import Dead, Outcome, Retry, Succeeded, Unknown
+from streams.moves import Sign
 from tests.partner import partner
 
 PLAIN = partner("https://ab.example/payments")
@@ -26,9 +27,14 @@ NOW = datetime(2026, 3, 2, 1, 15, tzinfo=UTC)
 
 
 def _answer(
-    status: int, body: bytes = b"", *, truncated: bool = False, after: timedelta | None = None
+    status: int,
+    body: bytes = b"",
+    *,
+    truncated: bool = False,
+    after: timedelta | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
 ) -> Answer:
-    return Answer(status, after, body, truncated, 1.0, 2.0)
+    return Answer(status, after, body, truncated, 1.0, 2.0, headers)
 
 
 def _outcome(result: Answer | Failed, to: Partner = PLAIN, *, earlier: bool = False) -> Outcome:
@@ -46,8 +52,63 @@ def test_not_taken_is_retried(status: int) -> None:
     """These say that the partner did not take it; its own `Retry-After` goes with them."""
     wait = timedelta(seconds=7)
     assert _outcome(_answer(status, after=wait)) == Retry(
-        reason=str(status), may_have_arrived=False, after=wait
+        reason=str(status), may_have_arrived=False, after=wait, pauses=status in {429, 503}
     )
+
+
+def test_a_wait_is_capped() -> None:
+    """A partner that asks for more than agreed gets what is agreed, whether all wait or one delivery."""
+    short = partner("https://ab.example/payments", retry_after_max=timedelta(minutes=2))
+    for status in (429, 500):
+        outcome = _outcome(_answer(status, after=timedelta(days=1)), short)
+        assert isinstance(outcome, Retry)
+        assert (outcome.after, outcome.pauses) == (timedelta(minutes=2), status == 429)
+        exact = _outcome(_answer(status, after=timedelta(seconds=119)), short)
+        assert isinstance(exact, Retry)
+        assert exact.after == timedelta(seconds=119)
+
+
+def test_only_a_wish_pauses() -> None:
+    """Without `Retry-After` a 429 or 503 speaks of its own delivery."""
+    for status in (429, 503):
+        assert _outcome(_answer(status)) == Retry(reason=str(status), may_have_arrived=False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer", "arrived"),
+    [
+        ("status == `423`", _answer(423), False),
+        ("body.state == 'busy'", _answer(200, b'{"success": true, "state": "busy"}'), False),
+        ("contains(body, 'maintenance')", _answer(400, b"<h1>maintenance</h1>"), False),
+        ("headers.\"x-busy\" == '1'", _answer(404, headers=(("x-busy", "1"),)), False),
+        ("status == `302`", _answer(302), True),
+        ("status >= `500`", _answer(500), True),
+        ("status >= `500`", _answer(503), False),
+    ],
+)
+def test_retry_when(expression: str, answer: Answer, *, arrived: bool) -> None:
+    """Where it is true the answer is a Retry, before all else; whether it may have arrived goes by the status."""
+    to = partner("https://ab.example/payments", success="success", retry_when=expression)
+    assert _outcome(answer, to) == Retry(reason=f"{answer.status}, retry_when", may_have_arrived=arrived)
+
+
+@pytest.mark.parametrize("expression", ["status == `423`", "body.retry", "length(body.none)", "'true'"])
+def test_what_is_not_true_retries_nothing(expression: str) -> None:
+    """False, null, text or an error: the answer is judged as without it."""
+    to = partner("https://ab.example/payments", retry_when=expression)
+    assert _outcome(_answer(200, b"{}"), to) == Succeeded(reason="200")
+    assert _outcome(_answer(400, b"\xff"), to) == Dead(reason="400")
+
+
+def test_what_it_says_of_the_partner() -> None:
+    """Nobody there, or 5xx: failed. Any other answer: somebody is there. A request that cannot be made: nothing."""
+    for status in (500, 501, 503, 599):
+        assert sign_of(_answer(status)) is Sign.FAILED
+    for status in (101, 200, 302, 400, 401, 429, 600):
+        assert sign_of(_answer(status)) is Sign.ANSWERED
+    for stage in Stage:
+        failed = Failed(stage, may_have_arrived=False, reason="x", sent_at=None, ended_at=1.0)
+        assert sign_of(failed) is (Sign.NOTHING if stage is Stage.REQUEST else Sign.FAILED)
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])

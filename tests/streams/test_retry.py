@@ -17,11 +17,22 @@ BORN = datetime(2026, 3, 2, tzinfo=UTC)
 
 
 def step(
-    outcome: Outcome, *, attempts: int = 1, unknowns: int = 0, age: timedelta = timedelta(0)
+    outcome: Outcome,
+    *,
+    attempts: int = 1,
+    unknowns: int = 0,
+    age: timedelta = timedelta(0),
+    spared: bool = False,
 ) -> NextStep:
     """The next step under the policy above."""
     return next_step(
-        outcome, attempts=attempts, unknowns=unknowns, created_at=BORN, now=BORN + age, policy=POLICY
+        outcome,
+        attempts=attempts,
+        unknowns=unknowns,
+        created_at=BORN,
+        now=BORN + age,
+        policy=POLICY,
+        spared=spared,
     )
 
 
@@ -67,6 +78,29 @@ def test_unknowns_are_bounded() -> None:
     """An unknown is tried again as often as agreed, whatever the other attempts were."""
     assert step(Unknown("?"), attempts=4, unknowns=2).state is State.RETRYING
     assert step(Unknown("?"), attempts=4, unknowns=3) == NextStep(State.DEAD, cause=Cause.UNKNOWN)
+
+
+def test_a_pause_is_bounded_by_age_alone() -> None:
+    """A `Retry-After` for all is waited for at any number of attempts, unless the delivery is too old by then."""
+    asked = Retry("429", may_have_arrived=False, after=timedelta(minutes=5), pauses=True)
+    waits = NextStep(State.RETRYING, delay=timedelta(minutes=5), counted=False)
+
+    assert step(asked, attempts=1) == step(asked, attempts=999, age=timedelta(minutes=55)) == waits
+    assert step(asked, age=timedelta(minutes=55, seconds=1)) == NextStep(
+        State.DEAD, cause=Cause.TOO_OLD, counted=False
+    )
+
+
+def test_what_is_spared_is_bounded_by_age_alone() -> None:
+    """While the breaker is open no number of attempts or unknowns ends a delivery, and it waits in no level."""
+    at_once = NextStep(State.RETRYING, delay=timedelta(0), counted=False)
+    refused, unknown = Retry("no connection", may_have_arrived=False), Unknown("the answer is not HTTP")
+
+    assert step(refused, attempts=99, spared=True) == at_once
+    assert step(unknown, attempts=99, unknowns=99, spared=True) == at_once
+    old = timedelta(hours=1, seconds=1)
+    assert step(refused, age=old, spared=True).cause is Cause.TOO_OLD
+    assert step(unknown, age=old, spared=True).cause is Cause.UNKNOWN
 
 
 @given(

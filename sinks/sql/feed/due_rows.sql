@@ -44,10 +44,12 @@ SELECT e.id, e.source, e.event_id, e.event_type, e.routing_key, coalesce(r.targe
        e.content_type, coalesce(r.body, e.body), e.trace_id, e.created_at, e.business_date, e.amount_minor,
        e.currency, e.order_key, d.partner, d.batch_id, d.row_number, d.attempts, d.unknowns, d.updated_at,
        d.status::text,
-       d.possible_duplicate OR d.attempts > 0 AND EXISTS (
+       d.possible_duplicate OR (d.attempts > 0 OR d.status = 'retrying') AND EXISTS (
            SELECT FROM delivery_log AS l
            WHERE l.source = e.source AND l.event_id = e.event_id AND l.partner = d.partner AND l.may_have_arrived
-       )
+             AND (d.cleared_at IS NULL OR l.recorded_at > d.cleared_at)
+       ),
+       d.replayed_at, d.attempts_before, NULL::text[]
 FROM chosen
 JOIN delivery AS d USING (event, partner)
 JOIN event AS e ON e.id = chosen.event

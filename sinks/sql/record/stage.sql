@@ -23,5 +23,6 @@ CREATE TEMPORARY TABLE IF NOT EXISTS outcome_stage (
     cause              text,
     due_at             timestamptz,
     late               boolean NOT NULL,
-    fed_generation     bigint              -- where its retry waits in Redis; null: nowhere, sweep feeds it when due
+    fed_generation     bigint,             -- where its retry waits in Redis; null: nowhere, sweep feeds it when due
+    counted            boolean NOT NULL    -- an attempt of `max_attempts`
 ) ON COMMIT DELETE ROWS

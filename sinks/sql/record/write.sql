@@ -2,7 +2,7 @@
 --
 -- An attempt is logged once. Only a takeover's Unknown gives way, to what the worker itself reports later;
 -- such a report counts as late. Of a late outcome only a success moves a delivery. Per delivery one outcome
--- decides: a success before a death before a retry, then the highest attempt; so the order within a step
+-- decides: a success before a death before a retry, then the highest and latest attempt; so the order within a step
 -- does not matter. `may_succeed` and `may_fail` are the states that MOVES lets go there.
 WITH logged AS (
     INSERT INTO delivery_log AS log (
@@ -25,14 +25,14 @@ WITH logged AS (
 decisive AS (
     SELECT DISTINCT ON (stage.source, stage.event_id, stage.partner)
            stage.*,
-           max(stage.number) OVER delivery AS attempts,
+           max(stage.number - (NOT stage.counted)::integer) OVER delivery AS attempts,
            bool_or(stage.possible_duplicate) OVER delivery AS ever_possible_duplicate
     FROM logged
     JOIN outcome_stage AS stage USING (attempt_id)
     WHERE NOT logged.late OR stage.state = 'succeeded'
     WINDOW delivery AS (PARTITION BY stage.source, stage.event_id, stage.partner)
     ORDER BY stage.source, stage.event_id, stage.partner,
-             stage.state = 'succeeded' DESC, stage.state = 'dead' DESC, stage.number DESC
+             stage.state = 'succeeded' DESC, stage.state = 'dead' DESC, stage.number DESC, stage.started_at DESC
 )
 UPDATE delivery
 SET status = decisive.state::delivery_status,
