@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from madeira.embedded_valkey import PrivateValkey
-from pipelines.route import Route
+from pipelines import deliveries
+from pipelines.route import Addressed, Route, Routed
 from pipelines.router import Router, Step
 from sinks.partner import Partner
 from sinks.pool import borrow
@@ -289,6 +290,32 @@ async def test_a_router_leaves_no_name(post: Live) -> None:
         for shard in shards:
             found |= {consumer["name"] for consumer in await redis.xinfo_consumers(shard.stream, ROUTERS)}
     assert len(found) == 1
+
+
+async def test_an_event_is_decided_by_one_router(post: Live) -> None:
+    """Who finds it waiting has it: another, whose routes may be others, waits for the end and finds it routed."""
+    waits = event("1")
+    await post.record(waits)
+
+    async def find() -> list[bool]:
+        async with borrow(post.night.pool) as connection:
+            await connection.execute("SET application_name = 'second'")
+            return [known.waiting for known in (await deliveries.find(connection, [waits])).values()]
+
+    async with borrow(post.night.pool) as connection:
+        [first] = (await deliveries.find(connection, [waits])).values()
+        assert first.waiting
+        second = asyncio.create_task(find())
+        blocked = (
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'second' AND wait_event_type = 'Lock'"
+        )
+        while not (second.done() or await post.night.sql(blocked)):
+            pass  # asking gives it its turn
+        routed = Routed((Addressed("AB"),), ())
+        await deliveries.write(
+            connection, [deliveries.Decided(first.id, waits, routed)], direct=frozenset(), generation=None
+        )
+    assert await second == [False]
 
 
 async def test_sweep_reads_what_it_routes(post: Live) -> None:
