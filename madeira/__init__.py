@@ -3,7 +3,8 @@
 In reading order:
 
 - commands: `cli` (arguments and exit codes), `running` (what goes on until it is asked to leave), `commands`,
-  `morning`, `status`, `trace`, `unroutable` (and conflicts), `check`, `send` (an event, as its sender would), `show`
+  `morning`, `status`, `trace`, `unroutable` (and conflicts), `dead_cli` and
+  `dead` (what came to nothing), `check`, `send` (an event, as its sender would), `show`
   and `reconciliation` (what people see)
 - settings: `settings` (environment and jobs.toml), `configuration` (jobs.toml → frozen values), `tables`
   (its keys), `values`, `live` (those of sources and routes), `routes` (what needs several tables), `mistakes`

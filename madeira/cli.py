@@ -7,7 +7,6 @@ does not balance), 3 a store does not answer.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import uvloop
 
 from madeira import commands, logs, running, show
 from madeira import send as posting
+from madeira.dead_cli import cancel, dead, who
 from madeira.embedded_server import EmbeddedError
 from madeira.settings import LOG_LEVELS, Settings, load
 from madeira.status import status_of
@@ -56,14 +56,6 @@ class _Madeira(click.Group):
         except MadeiraError as error:
             click.echo(str(error), err=True)
             ctx.exit(2)
-
-
-def _who() -> str:
-    """Who is at the keyboard, for the audit row."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 @click.group(cls=_Madeira, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -245,7 +237,7 @@ def unroutable_list(ctx: click.Context, *, limit: int, as_json: bool) -> None:
 @click.pass_context
 def unroutable_route(ctx: click.Context, *, dry_run: bool, as_json: bool) -> None:
     """Try again with the routes of today; exits 1 if some still find none."""
-    sys.exit(asyncio.run(route_again(_settings(ctx), who=_who(), dry_run=dry_run, as_json=as_json)))
+    sys.exit(asyncio.run(route_again(_settings(ctx), who=who(), dry_run=dry_run, as_json=as_json)))
 
 
 @main.group("conflicts")
@@ -277,7 +269,7 @@ def conflicts_show(ctx: click.Context, number: int, *, as_json: bool) -> None:
 @click.pass_context
 def conflicts_settle(ctx: click.Context, number: int, *, why: str) -> None:
     """Note that you have looked at it; its bytes stay."""
-    sys.exit(asyncio.run(settle_conflict(_settings(ctx), number, who=_who(), why=why)))
+    sys.exit(asyncio.run(settle_conflict(_settings(ctx), number, who=who(), why=why)))
 
 
 @main.command()
@@ -302,7 +294,7 @@ def _pausing(name: str, *, paused: bool, text: str) -> None:
         sys.exit(
             asyncio.run(
                 commands.set_paused(
-                    _settings(ctx), partner, paused=paused, who=_who(), why=why, dry_run=dry_run
+                    _settings(ctx), partner, paused=paused, who=who(), why=why, dry_run=dry_run
                 )
             )
         )
@@ -391,6 +383,8 @@ def send(
     sys.exit(posting.send(_settings(ctx), source, event, url=url, as_json=as_json))
 
 
+main.add_command(dead)
+main.add_command(cancel)
 _pausing("pause", paused=True, text="Stop sending to PARTNER at once; its deliveries wait.")
 _pausing("resume", paused=False, text="Send to PARTNER again.")
 

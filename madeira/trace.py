@@ -83,7 +83,7 @@ async def trace_of(settings: Settings, event_id: str, *, as_json: bool) -> int:
         async with open_stores(
             where.database_url, where.redis_url, key_prefix=settings.key_prefix, connections=1
         ) as stores:
-            found = await _recorded(stores.pool, event_id)
+            found = await recorded(stores.pool, event_id)
             if not found:
                 found = await _accepted(stores.transit, list(settings.sources), event_id)
     if as_json:
@@ -95,7 +95,7 @@ async def trace_of(settings: Settings, event_id: str, *, as_json: bool) -> int:
     return 0 if found else 1
 
 
-async def _recorded(pool: AsyncConnectionPool, event_id: str) -> list[tuple[Traced, list[TracedAttempt]]]:
+async def recorded(pool: AsyncConnectionPool, event_id: str) -> list[tuple[Traced, list[TracedAttempt]]]:
     found: list[tuple[Traced, list[TracedAttempt]]] = []
     source, _, rest = event_id.partition(":")
     async with borrow(pool) as connection:

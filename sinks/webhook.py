@@ -164,6 +164,15 @@ class _Route:
         return head.encode("ascii") + body
 
 
+def preview(partner: Partner, envelope: Envelope, *, attempt: int) -> bytes:
+    """The request as it would be sent now, in a running loop; its signature is of second 0, and proves nothing.
+
+    Raises `ValueError` for an address or a header that cannot be sent.
+    """
+    route = _Route(partner, envelope.target_uri or partner.endpoint)
+    return route.render(Send(partner, envelope, attempt, start=0.0, timestamp_s=0))
+
+
 class _Trip:
     """How far one send has come; read when it ends early."""
 
