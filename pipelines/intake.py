@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -44,6 +43,12 @@ MOST_WAITING_BYTES = 64 << 20
 
 _OVERHEAD = 1024
 """What an event takes beside its payload, about."""
+
+_ROOM_FOR_S = 0.1
+"""So long after Redis took events it is not asked whether it would take more."""
+
+_MOST_CARRIED = 20_000
+"""Events on their way from PostgreSQL to Redis; those beyond are left to the routers' sweep."""
 
 
 class Away(StrEnum):
@@ -82,8 +87,7 @@ class _Known(NamedTuple):
 _Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """Events of one source that are answered together."""
 
     events: Sequence[Inbound]
@@ -182,6 +186,9 @@ class Intake:
         self._closing = False
         self._clock: ClockMap | None = None
         self._postgres_away = self._redis_away = False
+        self._room_until = 0.0
+        self._to_carry: list[tuple[Inbound, timedelta]] = []
+        self._carrying: asyncio.Task[None] | None = None
         self._health: tuple[Away, ...] = (Away.REDIS, Away.POSTGRES)
         self._told: tuple[Away, ...] = ()
         """What the log says is away."""
@@ -194,8 +201,11 @@ class Intake:
         """
         if self._closing:
             return [Unavailable(Away.CLOSING)] * len(events)
-        sizes = [len(event.payload) + _OVERHEAD for event in events]
-        size = sum(sizes)
+        if len(events) == 1:
+            sizes = [size := len(events[0].payload) + _OVERHEAD]
+        else:
+            sizes = [len(event.payload) + _OVERHEAD for event in events]
+            size = sum(sizes)
         # A call that is larger than the bound must be possible, too, when nothing else waits.
         if self._waiting and (
             self._waiting + len(events) > self._most_waiting
@@ -204,10 +214,13 @@ class Intake:
             return [Unavailable(Away.BUSY)] * len(events)
         gathering = self._gatherings[source.durability]
         loop = asyncio.get_running_loop()
-        calls = [
-            _Call(events[start:stop], source.remember, sum(sizes[start:stop]), loop.create_future())
-            for start, stop in _parts(sizes)
-        ]
+        if len(events) <= FLUSH_EVENTS and size <= FLUSH_BYTES:
+            calls = [_Call(events, source.remember, size, loop.create_future())]
+        else:
+            calls = [
+                _Call(events[start:stop], source.remember, sum(sizes[start:stop]), loop.create_future())
+                for start, stop in _parts(sizes)
+            ]
         self._waiting += len(events)
         self._waiting_bytes += size
         try:
@@ -263,6 +276,8 @@ class Intake:
         self._closing = True
         for gathering in self._gatherings.values():
             await gathering.finish()
+        if self._carrying is not None:
+            await self._carrying
 
     async def _into_redis(self, events: Sequence[Inbound], remember: Sequence[timedelta]) -> Sequence[Answer]:
         try:
@@ -291,16 +306,40 @@ class Intake:
             return [Unavailable(Away.POSTGRES)] * len(events)
         checkpoint("intake-after-commit")
         answers = _answers(events, known)
-        fresh = [i for i, answer in enumerate(answers) if _is_fresh(answer)]
-        if fresh and not self._redis_away:
-            try:
-                await self._ingest([events[i] for i in fresh], [remember[i] for i in fresh])
-            except StoreUnavailable as error:
-                # They are committed with their rows in `unrouted`, by which a router's sweep finds them.
-                log.info(
-                    "intake_left_to_sweep", extra={"fields": {"error": str(error), "events": len(fresh)}}
-                )
+        self._carry(
+            [
+                (event, lasts)
+                for event, lasts, answer in zip(events, remember, answers, strict=True)
+                if _is_fresh(answer)
+            ]
+        )
         return answers
+
+    def _carry(self, fresh: Sequence[tuple[Inbound, timedelta]]) -> None:
+        """Have these taken to Redis, in order, while their senders are told: they are committed.
+
+        What does not get there has its row in `unrouted`, by which a router's sweep finds it.
+        """
+        if self._redis_away or len(self._to_carry) + len(fresh) > _MOST_CARRIED:
+            if fresh:
+                log.info("intake_left_to_sweep", extra={"fields": {"events": len(fresh)}})
+            return
+        self._to_carry += fresh
+        if self._carrying is None and self._to_carry:
+            self._carrying = asyncio.create_task(self._carry_on())
+
+    async def _carry_on(self) -> None:
+        try:
+            while self._to_carry:
+                some, self._to_carry = self._to_carry[:FLUSH_EVENTS], self._to_carry[FLUSH_EVENTS:]
+                try:
+                    await self._ingest([event for event, _ in some], [lasts for _, lasts in some])
+                except StoreUnavailable as error:
+                    fields = {"error": str(error), "events": len(some) + len(self._to_carry)}
+                    log.info("intake_left_to_sweep", extra={"fields": fields})
+                    self._to_carry = []
+        finally:
+            self._carrying = None
 
     async def _takes_writes(self) -> bool:
         try:
@@ -312,7 +351,7 @@ class Intake:
 
     async def _room(self) -> bool:
         """Whether Redis would take more. One that is away refuses nothing: PostgreSQL is the record."""
-        if not self._redis_away:
+        if not self._redis_away and time.monotonic() > self._room_until:
             try:
                 await self._ingest([], [])
             except StoreFull:
@@ -328,9 +367,11 @@ class Intake:
         except StoreUnavailable as error:
             # Until somebody has reached it: waiting for its timeout at each flush would stop PostgreSQL's events.
             self._redis_away = not isinstance(error, StoreFull)
+            self._room_until = 0.0
             raise
         self._redis_away = False
         if events:
+            self._room_until = asked + _ROOM_FOR_S
             checkpoint("intake-after-ingest")
         self._clock = (self._clock or ClockMap()).narrowed(
             asked=asked, answered=time.monotonic(), redis_us=ingested.now_us

@@ -25,7 +25,7 @@ def reached() -> Iterator[None]:
     """
     try:
         yield
-    except (NoConnection, NoAnswer, ReadOnlyError) as error:
+    except (NoConnection, NoAnswer, ReadOnlyError, TimeoutError) as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
     except OutOfMemoryError as error:
         raise StoreFull(f"Redis is at its memory limit: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -69,6 +70,10 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+_MILLISECOND = timedelta(milliseconds=1)
+_ANSWER_S = 3.0
+"""What a read that blocks may take longer than it blocks."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Inbound)
 encode = _encoder.encode
@@ -85,6 +90,9 @@ class Verdict(IntEnum):
     ACCEPTED = 0
     DUPLICATE = 1
     CONFLICT = 2
+
+
+_VERDICTS = tuple(Verdict)
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -123,32 +131,35 @@ async def ingest(transit: Transit, events: Sequence[Inbound], *, remember: Seque
     accepted then (the limit can be reached between two shards), and a second try finds those as duplicates. With no
     events it asks whether there is room.
     """
-    by_shard: dict[InboundKeys, list[int]] = {}
-    for i, event in enumerate(events):
-        by_shard.setdefault(transit.keys.inbound_of(event.source, event.event_id), []).append(i)
-    if not by_shard:
-        by_shard[transit.keys.inbound[0]] = []
-    shards = []
-    for shard, places in by_shard.items():
-        keys, arguments = [shard.stream], list[bytes | int]()
-        for i in places:
-            event = events[i]
-            keys.append(shard.seen(event.source, event.event_id))
-            arguments += (
-                event.body_sha256,
-                event.trace_id.encode(),
-                max(1, remember[i] // timedelta(milliseconds=1)),
-                encode(event),
+    shards = transit.keys.inbound
+    places: dict[InboundKeys, list[int]] = {}
+    if len(shards) == 1 or not events:
+        places[shards[0]] = list(range(len(events)))
+    else:
+        for i, event in enumerate(events):
+            places.setdefault(transit.keys.inbound_of(event.source, event.event_id), []).append(i)
+    replies = await transit.scripts.ingest(
+        transit.waiting,
+        [
+            (
+                [shard.stream, *(shard.seen(events[i].source, events[i].event_id) for i in some)],
+                [_argument(events[i], remember[i]) for i in some],
             )
-        shards.append((keys, arguments))
-    replies = await transit.scripts.ingest(shards)
+            for shard, some in places.items()
+        ],
+    )
     answers: list[Accepted | None] = [None] * len(events)
-    for places, reply in zip(by_shard.values(), replies, strict=True):
-        for n, i in enumerate(places):
-            answers[i] = Accepted(
-                Verdict(cast("int", reply[1 + 2 * n])), cast("bytes", reply[2 + 2 * n]).decode()
-            )
+    for some, reply in zip(places.values(), replies, strict=True):
+        for n, i in enumerate(some):
+            verdict, trace_id = cast("int", reply[1 + 2 * n]), cast("bytes", reply[2 + 2 * n])
+            answers[i] = Accepted(_VERDICTS[verdict], trace_id.decode())
     return Ingested(tuple(answer for answer in answers if answer is not None), cast("int", replies[-1][0]))
+
+
+def _argument(event: Inbound, remember: timedelta) -> bytes:
+    """Hash, trace id, how long to remember in ms, and the event: one argument, since each costs packing."""
+    remember_ms = max(1, remember // _MILLISECOND)
+    return b"%b%b%013d%b" % (event.body_sha256, event.trace_id.encode(), remember_ms, encode(event))
 
 
 async def seen(transit: Transit, source: str, event_id: str) -> str | None:
@@ -168,13 +179,14 @@ async def read(transit: Transit, *, router: str, limit: int, block: timedelta) -
     """
     shards = transit.keys.inbound
     with reached():
-        reply = await transit.waiting.xreadgroup(
-            ROUTERS,
-            router,
-            {shard.stream: ">" for shard in shards},
-            count=limit,
-            block=max(1, block // timedelta(milliseconds=1)),
-        )
+        async with asyncio.timeout(block.total_seconds() + _ANSWER_S):
+            reply = await transit.waiting.xreadgroup(
+                ROUTERS,
+                router,
+                {shard.stream: ">" for shard in shards},
+                count=limit,
+                block=max(1, block // _MILLISECOND),
+            )
     by_stream = {shard.stream.encode(): shard for shard in shards}
     return tuple(
         Waiting(by_stream[stream], entry.decode(), fields[b"e"])

@@ -6,6 +6,7 @@ All keys of a partner carry the hash tag `{tenant.partner}`, so each script touc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from zlib import crc32
 
 GROUP = "senders"
@@ -14,8 +15,9 @@ GROUP = "senders"
 ROUTERS = "routers"
 """The one consumer group of every inbound shard."""
 
-SHARDS = 4
-"""Inbound streams, so that a cluster can spread them. Never lowered while anything waits in the last ones."""
+SHARDS = 1
+"""Inbound streams. More than one only helps a cluster: each costs every flush of the intake another script call.
+Never lowered while anything waits in the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +112,18 @@ class Keys:
     @property
     def inbound(self) -> tuple[InboundKeys, ...]:
         """Every inbound shard."""
-        return tuple(InboundKeys(f"{self.prefix}:{{in:{shard}}}") for shard in range(SHARDS))
+        return _inbound(self.prefix)
 
     def inbound_of(self, source: str, event_id: str) -> InboundKeys:
         """The shard to which an event always comes."""
-        return InboundKeys(f"{self.prefix}:{{in:{crc32(f'{source}:{event_id}'.encode()) % SHARDS}}}")
+        shards = _inbound(self.prefix)
+        return shards[0 if len(shards) == 1 else crc32(f"{source}:{event_id}".encode()) % len(shards)]
 
     def worker(self, worker: str) -> str:
         """String with a 15 s expiry: the lease of one worker. Gone means dead; it is never renewed then."""
         return f"{self.prefix}:worker:{worker}"
+
+
+@cache
+def _inbound(prefix: str) -> tuple[InboundKeys, ...]:
+    return tuple(InboundKeys(f"{prefix}:{{in:{shard}}}") for shard in range(SHARDS))

@@ -15,16 +15,16 @@ from streams.scripts import Scripts
 SOCKET_TIMEOUT_S = 5.0
 
 
-def connect(url: str, *, connections: int = 8) -> Redis:
-    """A client that answers in bytes, never retries, and waits 5 s for an answer or for a free connection.
+def connect(url: str, *, connections: int = 8, limited: bool = True) -> Redis:
+    """A client that answers in bytes, never retries, and waits 5 s for a free connection.
 
-    Not for a BLOCK: that needs a connection of its own with a longer timeout.
+    `limited`: it waits 5 s for an answer, too; else whoever calls says how long.
     """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
         timeout=SOCKET_TIMEOUT_S,
-        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_timeout=SOCKET_TIMEOUT_S if limited else None,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         decode_responses=False,
@@ -37,7 +37,8 @@ def connect(url: str, *, connections: int = 8) -> Redis:
 class Transit:
     """Redis as Madeira uses it: the client, the scripts and how keys are spelled.
 
-    `waiting` has connections of its own for reads that block, for 2 s at most.
+    `waiting` has connections of its own, on which a call takes as long as its caller lets it: for reads that block,
+    and for the intake, whose calls a limit inside redis-py would cost a task each.
     """
 
     redis: Redis
@@ -49,7 +50,7 @@ class Transit:
     def open(cls, url: str, prefix: str = "madeira", *, connections: int = 8) -> Self:
         """Connects at the first command, not here."""
         redis = connect(url, connections=connections)
-        return cls(redis, Scripts(redis), Keys(prefix), connect(url, connections=2))
+        return cls(redis, Scripts(redis), Keys(prefix), connect(url, limited=False))
 
     async def close(self) -> None:
         """Close every connection of the pool."""

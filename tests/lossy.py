@@ -61,11 +61,13 @@ class Lossy:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # First, and without waiting: this may be cancelled while it ends.
+            for end in (writer, there):
+                end.transport.abort()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             for end in (writer, there):
-                end.transport.abort()
                 with suppress(OSError):
                     await end.wait_closed()
 
