@@ -226,8 +226,7 @@ class Scripts:
                 s.sign,
                 s.ended_us,
                 s.pause_us,
-                s.reason if s.sign is Sign.FAILED else None,
-                s.spared and _beside(s.spared, outcomes),
+                *((s.reason, s.spared and _beside(s.spared, outcomes)) if s.sign is Sign.FAILED else ()),
             )
             for s in settlements
         ]

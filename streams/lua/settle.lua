@@ -34,6 +34,7 @@ local function learn(s)
       if probing then wait = math.min(d[4] * 2, tonumber(d[3])) end
     elseif tonumber(d[1] or 0) > 0 and failures >= tonumber(d[1]) then
       wait, since = tonumber(d[2]), s[12]
+      redis.call('HDEL', KEYS[1], 'probe', 'probe_until') -- of the last time, closed by another answer
     end
     if since > 0 then redis.call('HSET', KEYS[1], 'broken_by', s[14]) end
     if wait then redis.call('HSET', KEYS[1], 'probe_wait', wait, 'probe_next', string.format('%d', now + wait)) end
@@ -92,7 +93,7 @@ for i, s in ipairs(items) do
     mark = late
     if state == 'succeeded' and withdraw(delivery, attempt) then mark = 'twice' end
   else
-    learn(s)
+    if since > 0 or failures > 0 or s[11] == 'failed' then learn(s) end
     count.pending = count.pending - 1
     local f = terminal == '' and (redis.call('XRANGE', key, id, id)[1] or {})[2]
     gone[key] = gone[key] or {}

@@ -228,6 +228,22 @@ async def test_an_answer_closes_it(line: Line) -> None:
     assert {b - a for a, b in pairwise(starts)} == {4_000}
 
 
+async def test_an_old_probe_holds_nobody_up(line: Line) -> None:
+    """Closed by another answer than its probe's, it opens again: the next probe waits for no old one."""
+    await configure(line)
+    await line.feed_live(*[f"live:{n}" for n in range(20)])
+    other, *rest = await line.entries(4)
+    await line.settle(*[failed(line, entry, SECOND) for entry in rest])
+    await time_passes(line)
+    assert len((await line.take()).slots) == 1
+    assert (await line.settle(answered(line, other, 2 * SECOND))).turned == "closed"
+    await line.set(ramp_until=0, tat=0)
+    assert (await fail(line, 3, 3 * SECOND)).turned == "opened"
+    await time_passes(line)
+
+    assert len((await line.take()).slots) == 1
+
+
 async def test_it_outlasts_a_recovery(line: Line) -> None:
     """A new generation finds it open, with the probe in nobody's hand."""
     await configure(line)
