@@ -20,7 +20,7 @@ from sinks.answer import Answer, Failed, SlotMissed, Stage
 from sinks.classify import classify
 from sinks.partner import Partner, SignatureScheme
 from sinks.webhook import BODY_LIMIT, Webhook, check_headers
-from streams.delivery import Dead
+from streams.delivery import Dead, Retry
 from tests.partner import BODY, TRACE_ID, attempt, banks, envelope, partner, silent
 
 SHORT = timedelta(milliseconds=150)
@@ -351,6 +351,20 @@ async def test_target_uri_goes_before_the_endpoint(webhook: Webhook, tmp_path: P
         event = envelope(target_uri=received.endpoint("CD"))
         assert isinstance(await webhook.send(attempt(partner(received.endpoint("AB")), event=event)), Answer)
         assert [entry.bank for entry in received.entries()] == ["CD"]
+
+
+async def test_headers_come_where_they_are_asked_about(webhook: Webhook, tmp_path: Path) -> None:
+    """Names in small letters, repeated ones joined; a partner without `retry_when` has none of them kept."""
+    headers = (("X-Busy", "1"), ("x-busy", "2"))
+    async with banks(tmp_path, AB=Bank(status=400, headers=headers)) as received:
+        to = partner(received.endpoint("AB"), retry_when="headers.\"x-busy\" == '1, 2'")
+        asked = await webhook.send(attempt(to))
+        plain = await webhook.send(attempt(partner(received.endpoint("AB"))))
+    assert isinstance(asked, Answer)
+    assert dict(asked.headers)["x-busy"] == "1, 2"
+    assert isinstance(classify(asked, to, earlier_may_have_arrived=False), Retry)
+    assert isinstance(plain, Answer)
+    assert plain.headers == ()
 
 
 async def test_retry_after_is_parsed(webhook: Webhook, tmp_path: Path) -> None:
