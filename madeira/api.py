@@ -65,6 +65,7 @@ _REASONS: Final = {
     Kind.NOT_READY: Refusal.NOT_READY,
     Kind.LEAVING: Refusal.LEAVING,
 }
+_SAID: Final = {verdict: verdict.name.lower() for verdict in Verdict}
 _STORE_WORDS: Final = {
     Away.POSTGRES: "PostgreSQL does not answer",
     Away.REDIS: "Redis does not answer",
@@ -388,7 +389,7 @@ class Api:
         trace_id = _trace_id(answer)
         return Answer(
             202,
-            msgspec.json.encode(_Taken(judged.name.lower(), event.event_id, trace_id)),
+            msgspec.json.encode(_Taken(_SAID[judged], event.event_id, trace_id)),
             headers=f"X-Trace-Id: {trace_id}\r\n",
         )
 
@@ -529,8 +530,10 @@ _encode_lines: Final = msgspec.json.Encoder().encode_lines
 
 def _judge(event: Inbound, answer: intake.Answer) -> Verdict | _Refused:
     """What the sender of one event is told."""
+    if isinstance(answer, Accepted) and answer.verdict is not Verdict.CONFLICT:
+        return answer.verdict
     match answer:
-        case Accepted(verdict=Verdict.CONFLICT):
+        case Accepted():
             fields = {"source": event.source, "event_id": event.event_id, "trace_id": answer.trace_id}
             log.warning("id_with_another_body", extra={"fields": fields})
             return _Refused(
@@ -539,8 +542,6 @@ def _judge(event: Inbound, answer: intake.Answer) -> Verdict | _Refused:
                 event_id=event.event_id,
                 trace_id=answer.trace_id,
             )
-        case Accepted():
-            return answer.verdict
         case Unavailable():
             return _Refused(
                 Kind.FULL if answer.away is Away.FULL else Kind.STORE,
@@ -595,7 +596,7 @@ def _line_of(number: int, event: Inbound, answer: intake.Answer) -> _Line:
     judged = _judge(event, answer)
     if isinstance(judged, _Refused):
         return _line(number, judged)
-    return _LineTaken(number, judged.name.lower(), event.event_id, _trace_id(answer))
+    return _LineTaken(number, _SAID[judged], event.event_id, _trace_id(answer))
 
 
 def _line(number: int, refused: _Refused) -> _LineRefused:

@@ -41,8 +41,10 @@ _AMOUNT_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
-_KEYS: Final = re.compile(rb'"([^"]*)"\s*:')
 _SPACE: Final = b" \t\r\n:"
+_APART: Final = re.compile(rb'"[ \t\r\n]+:')
+"""A key that its colon does not follow at once."""
+
 _LONGEST_AMOUNT: Final = 64
 
 
@@ -104,11 +106,11 @@ def read(
         payload = bytes(wire.payload)
         if payload:
             content_type = wire.content_type or "application/json"
-            sure = wire.payload_base64 is msgspec.UNSET and _keys_differ(body, payload)
+            sure = wire.payload_base64 is msgspec.UNSET and _keys_differ(body, wire)
         else:
             payload = b64decode(_given(wire.payload_base64), validate=True)
             content_type = wire.content_type
-            sure = content_type != "" and _keys_differ(body, b"")
+            sure = content_type != "" and _keys_differ(body, wire)
         amount = _exact(wire.amount, wire.currency) if wire.amount or wire.currency else None
         sure = sure and wire.source in ("", source)
     except (ValueError, RecursionError) as error:
@@ -141,25 +143,39 @@ def trace_of(traceparent: str | None) -> str | None:
     return None if found is None else found[1]
 
 
-def _keys_differ(body: bytes, payload: bytes) -> bool:
+def _keys_differ(body: bytes, wire: _Wire) -> bool:
     """Whether no key stands twice in the object or in its tags; False also where that is not seen cheaply.
 
-    The payload is left out, for it may hold what it likes: its key is looked for, and must be found only once.
+    By counting: every key ends with `":`, no value does, and of a key that stands twice only one has a value here.
+    The payload is left out, for it may hold what it likes.
     """
+    begin = end = len(body)
+    payload = bytes(wire.payload)
     if payload:
-        key = body.find(b'"payload"')
-        if key < 0 or body.find(b'"payload"', key + 9) >= 0:
-            return False
-        begin = key + 9
-        while body[begin] in _SPACE:
+        begin = body.find(b'"payload"') + 9
+        while begin < len(body) and body[begin] in _SPACE:
             begin += 1
         if not body.startswith(payload, begin):
             return False
-        body = body[:begin] + body[begin + len(payload) :]
-    if b"\\" in body:  # a key may be written with escapes, a text may hold a quote
+        end = begin + len(payload)
+    if body.find(b"\\", 0, begin) >= 0 or body.find(b"\\", end) >= 0:
+        return False  # a key may be written with escapes, a text may hold a quote
+    if _APART.search(body, 0, begin) or _APART.search(body, end):
         return False
-    keys = _KEYS.findall(body)
-    return len(keys) == len(set(keys))
+    keys = (
+        3  # event_id, event_type, and payload or payload_base64
+        + (wire.routing_key != "")
+        + (wire.content_type != "")
+        + (wire.target_uri != "")
+        + (wire.trace_id != "")
+        + (wire.business_date is not msgspec.UNSET)
+        + (len(wire.amount) != 0)
+        + (wire.currency != "")
+        + (wire.order_key != "")
+        + (wire.source != "")
+        + (1 + len(wire.tags) if wire.tags else 0)
+    )
+    return body.count(b'":', 0, begin) + body.count(b'":', end) == keys
 
 
 def _given(text: str | msgspec.UnsetType) -> str:
