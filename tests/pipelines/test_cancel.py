@@ -148,6 +148,8 @@ async def test_what_is_in_a_hand_ends_by_its_answer(
     assert done.left == (("AB", 1),)
     assert await statuses(tonight) == [("cancelled", None)]
     await end(tonight, [entry], state, outcome=outcome)
+    await tonight.transit.scripts.release(tonight.keys(), generation=1, limit=10)
+    assert await taken(tonight) == []
     done = await cancel(tonight).settled(done, tonight.recorder, patience=PATIENCE, wait=no_wait)
     assert done.left == ()
     assert await statuses(tonight) == [becomes]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.cancel import Cancel
@@ -150,6 +150,12 @@ async def begin(stores: Night) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(acts=st.lists(st.sampled_from([*STEPS, *ANSWERS]), max_size=40), last=st.sampled_from(list(ANSWERS)))
+@example(["take", "cancel", "tell", "retries", "release", "take"], "retries")
+@example(["take", "cancel", "tell", "die", "release", "take", "wake"], "retries")
+@example(["take", "cancel", "tell", "hold"], "succeeds")
+@example(["take", "cancel", "tell", "give back", "take"], "succeeds")
+@example(["take", "is refused", "record", "replay", "feed", "take", "take", "cancel", "tell"], "is lost")
+@example(["take", "is lost", "record", "cancel", "tell", "replay", "feed", "take"], "succeeds")
 async def test_one_end_and_nothing_sent_after_it(stores: Night, acts: list[str], last: str) -> None:
     """Cancelled: nothing of it arrived or may have. Delivered: it was. And nothing cancelled is handed out again."""
     await begin(stores)
