@@ -25,6 +25,9 @@ from jmespath.visitor import Options
 if TYPE_CHECKING:
     from jmespath.visitor import _TreeNode  # only its stubs name the shape of a parsed expression
 
+MOST_RESHAPED: Final = 65_536
+"""Bytes of a payload that a route may reshape: about 20 ms of work, for which other events of the step wait."""
+
 _CALCULATING: Final = frozenset({"abs", "avg", "ceil", "floor", "sum"})
 _NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)  # RFC 8259, 6
 _LITERAL: Final = re.compile(r"`((?:[^`\\]|\\.)*)`", re.DOTALL)
@@ -162,6 +165,8 @@ class Reshape:
     def __call__(self, payload: bytes) -> bytes | Unfit:
         """The body that the expression makes of a payload, as UTF-8 JSON without white space, keys in the
         expression's order; the same payload always makes the same bytes."""
+        if len(payload) > MOST_RESHAPED:
+            return Unfit(f"body: the payload is longer than {MOST_RESHAPED:,} bytes")
         try:
             document = _read(payload.decode())
         except _TwiceNamed:
