@@ -446,6 +446,18 @@ async def test_backlogs_and_ages(stores: Night, metrics: Metrics) -> None:
     assert of(samples, "madeira_conflicts") == 1
 
 
+async def test_whose_breaker_is_open(stores: Night, metrics: Metrics) -> None:
+    """1 for a partner that is down, 0 for the others."""
+    metrics.adopt(stores.partners, {"shop"})
+    metrics.watch(stores.pool, stores.transit)
+    await stores.transit.redis.hset(stores.keys("CD").pace, "broken_since", 1)
+
+    samples = await shown(metrics)
+
+    assert of(samples, "madeira_breaker_open", partner="AB") == 0
+    assert of(samples, "madeira_breaker_open", partner="CD") == 1
+
+
 async def test_the_dead_are_counted_until_they_are_not(stores: Night, metrics: Metrics) -> None:
     """By cause; a late success of one takes it off, and a delivered one never was on."""
     metrics.adopt(stores.partners, ())
