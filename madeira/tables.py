@@ -42,7 +42,7 @@ class SourceTable(_Table):
 class JobTable(_Table):
     """One `[[jobs]]`."""
 
-    id: Name = Field(
+    id: Annotated[str, AfterValidator(values.job)] = Field(
         description="The job's name. Its rows have it as their source, so a change makes every row new.",
         examples=['"payment-orders"'],
     )

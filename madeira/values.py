@@ -77,6 +77,13 @@ def checked_name(value: str) -> str:
     return value
 
 
+def job(value: str) -> str:
+    """A job's name. Replays are batches of a job of their own, which no other may be."""
+    if value == "replay":
+        raise ValueError("must not be replay, which is the job of what madeira dead replay sends: choose another")
+    return name(value)
+
+
 def event_type(value: str) -> str:
     """The type of an event: a name that may have dots and colons in it."""
     if not EVENT_ID.fullmatch(value):
