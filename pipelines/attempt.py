@@ -38,10 +38,11 @@ class Hand(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """An attempt that is over, and how to settle it."""
+    """An attempt that is over, and how to settle it. `spared` is what it is if the breaker was open by then."""
 
     attempt: Attempt
     settlement: Settlement
+    spared: Attempt | None = None
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -184,27 +185,28 @@ def settle_outcome(
         reason=outcome.reason,
         pause_us=_pause(outcome) // _MICROSECOND,
     )
-    if sign is Sign.FAILED and counted:
-        settlement = structs.replace(settlement, spared=_spared(entry, attempt, decided(spared=True), timing))
-    return Ended(attempt, settlement)
+    if sign is not Sign.FAILED or not counted:
+        return Ended(attempt, settlement)
+    other = _spared(attempt, entry, decided(spared=True), timing)
+    spared = Spared(
+        state=other.state,
+        attempts=entry.attempts,
+        unknowns=entry.unknowns,
+        outcome=_encoder.encode(other),
+        due_ms=to_ms(timing.ended_at),
+    )
+    return Ended(attempt, structs.replace(settlement, spared=spared), other)
 
 
-def _spared(entry: Entry, attempt: Attempt, step: NextStep, timing: Timing) -> Spared:
+def _spared(attempt: Attempt, entry: Entry, step: NextStep, timing: Timing) -> Attempt:
     """The same attempt, had the breaker been open."""
-    other = structs.replace(
+    return structs.replace(
         attempt,
         unknowns=entry.unknowns,
         state=step.state,
         cause=step.cause,
         due_at=None if step.delay is None else timing.ended_at + step.delay,
         counted=False,
-    )
-    return Spared(
-        state=step.state,
-        attempts=entry.attempts,
-        unknowns=entry.unknowns,
-        outcome=_encoder.encode(other),
-        due_ms=to_ms(timing.ended_at),
     )
 
 

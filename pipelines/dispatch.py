@@ -97,6 +97,8 @@ class Outbox:
     """Set when there is something to settle."""
     lead: timedelta = _LEAST_LEAD
     """How long before the first slot it is asked for."""
+    broken: bool = False
+    """The partner's breaker was open at the last take; for the meter, settle goes by what Redis knows."""
     missed: bool = False
     """A slot of this partner was missed since the last take."""
     taking: bool = False
@@ -283,6 +285,7 @@ class Dispatcher:
             return IDLE_S
         self._clock = self._clock.narrowed(asked=asked, answered=answered, redis_us=take.now_us)
         _forget_recorded(box, take.recorded)
+        box.broken = take.state is PaceState.BROKEN
         self._start(box, take, generation)
         if take.state is PaceState.FULL:
             box.blocked = True
@@ -354,7 +357,8 @@ class Dispatcher:
                 box.ended.append(ended.settlement)
                 box.settle_due.set()
                 if self._meter is not None:
-                    self._meter.settled(box.partner.name, held.entry.place.lane, ended.attempt)
+                    attempt = ended.spared if box.broken and ended.spared is not None else ended.attempt
+                    self._meter.settled(box.partner.name, held.entry.place.lane, attempt)
         finally:
             self._under_way -= 1
             del box.sending[held.entry.place]

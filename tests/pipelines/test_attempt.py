@@ -199,6 +199,7 @@ def test_a_failure_is_decided_twice(*, arrived: bool) -> None:
     assert spared is not None
     assert (spared.state, spared.attempts, spared.unknowns) == (State.RETRYING, 3, 2)
     other = decode(spared.outcome)
+    assert other == ended.spared
     assert (other.counted, other.state, other.cause, other.number) == (False, State.RETRYING, None, 4)
     assert (other.attempt_id, other.may_have_arrived) == (ended.attempt.attempt_id, arrived)
     assert other.due_at is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from madeira.banks import Bank
+from pipelines.dispatch import Dispatcher
 from streams import gauges
+from streams.delivery import State
 from streams.moves import Breaker
 from streams.pace import from_us
 from tests.pipelines.shift import Shift, shift
+from tests.pipelines.test_meter import Told
 
 ROWS = 120
 AGES = timedelta(days=36_500)
@@ -201,3 +205,26 @@ async def test_a_wish_for_ever_ends_by_age(
         assert await stage.night.sql("SELECT status::text, cause, attempts::int FROM delivery") == [
             ("dead", "too_old", 0)
         ]
+
+
+async def test_the_meter_counts_no_death_that_was_spared(
+    database_url: str, redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """A probe that would have been the last attempt is told as it is recorded."""
+    async with down(database_url, redis_url, key_prefix, tmp_path, Bank(status=500), failures=1) as stage:
+        told = Told()
+        partner = replace(stage.box.partner, max_attempts=1)
+        dispatcher = Dispatcher(
+            stage.night.transit, stage.webhook, {"AB": partner}, worker="w", generation=1, meter=told
+        )
+        await dispatcher.begin("w")
+        await stage.order(1)
+        await stage.night.transit.redis.hset(
+            stage.night.keys().pace, mapping={"broken_since": 1, "probe_next": 1, "probe_wait": 5_000_000}
+        )
+        await dispatcher.take("AB")
+        await asyncio.gather(*dispatcher.outboxes["AB"].sending.values())
+        await dispatcher.settle("AB")
+
+        assert told.sends == [("AB", "batch:1", (await stage.outcomes())[0][0])]
+        assert told.sends[0][2].state is State.RETRYING
