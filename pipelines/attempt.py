@@ -183,7 +183,7 @@ def settle_outcome(
         sign=sign,
         ended_us=(timing.ended_at - EPOCH) // _MICROSECOND,
         reason=outcome.reason,
-        pause_us=_pause(outcome) // _MICROSECOND,
+        pause_us=_pause_us(outcome) if isinstance(outcome, Retry) else 0,
     )
     if sign is not Sign.FAILED or not counted:
         return Ended(attempt, settlement)
@@ -210,11 +210,11 @@ def _spared(attempt: Attempt, entry: Entry, step: NextStep, timing: Timing) -> A
     )
 
 
-def _pause(outcome: Outcome) -> timedelta:
+def _pause_us(outcome: Retry) -> int:
     """How long the whole partner waits: what it asked for, and a second at least, or `0` would be asked for ever."""
-    if isinstance(outcome, Retry) and outcome.pauses:
-        return max(outcome.after or timedelta(0), _SHORTEST_PAUSE)
-    return timedelta(0)
+    if not outcome.pauses:
+        return 0
+    return max(outcome.after or timedelta(0), _SHORTEST_PAUSE) // _MICROSECOND
 
 
 def _judged(outcome: Outcome) -> tuple[Kind, bool]:
