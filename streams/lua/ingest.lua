@@ -10,12 +10,12 @@ reply[1] = time[1] * 1000000 + time[2]
 local there = #KEYS == 1 or redis.call('EXISTS', KEYS[1]) == 1
 if not there then redis.call('XGROUP', 'CREATE', KEYS[1], 'routers', '0', 'MKSTREAM') end
 for i = 2, #KEYS do
-  local event, mark = ARGV[i - 1], redis.call('GET', KEYS[i])
+  local event = ARGV[i - 1]
+  local mark = redis.call('SET', KEYS[i], string.sub(event, 1, 64), 'NX', 'GET', 'PX', tonumber(string.sub(event, 65, 77)))
   if mark then
     reply[2 * i - 2] = string.sub(mark, 1, 32) == string.sub(event, 1, 32) and 1 or 2
     reply[2 * i - 1] = string.sub(mark, 33)
   else
-    redis.call('SET', KEYS[i], string.sub(event, 1, 64), 'PX', tonumber(string.sub(event, 65, 77)))
     local added = redis.pcall('XADD', KEYS[1], '*', 'e', string.sub(event, 78))
     if type(added) == 'table' then
       redis.call('DEL', KEYS[i])
