@@ -80,8 +80,10 @@ def checked_name(value: str) -> str:
 def job(value: str) -> str:
     """A job's name. Replays are batches of a job of their own, which no other may be."""
     if value == "replay":
-        raise ValueError("must not be replay, which is the job of what madeira dead replay sends: choose another")
-    return name(value)
+        raise ValueError(
+            "must not be replay, which is the job of what madeira dead replay sends: choose another"
+        )
+    return checked_name(value)
 
 
 def event_type(value: str) -> str:

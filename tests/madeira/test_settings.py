@@ -255,6 +255,7 @@ def test_no_secret_is_ever_shown(folder: Path) -> None:
         ('"q.sql"', '"."', "cannot be read"),
         ('"ACCOUNTING_DSN"', '"accounting"', "must be the name of an environment variable in capitals"),
         ('"payment-orders"', '"payment orders"', "must be 1 to 64 letters, digits, _ or -"),
+        ('"payment-orders"', '"replay"', "is the job of what madeira dead replay sends"),
         ('["order_id", "business_date"]', "[]", "must be a column or a list of columns"),
         ('["order_id", "business_date"]', '["a", "a"]', "names a column twice"),
         ('["order_id", "business_date"]', '["business_date"]', "must have a column besides business_date"),

@@ -500,7 +500,7 @@ async def test_every_status_change_is_a_move(
 
 def reachable(status: State) -> set[State]:
     """Where outcomes alone can lead from here, in any number of moves."""
-    by_outcome = {Move.SUCCEED, Move.RETRY, Move.GIVE_UP, Move.LATE_SUCCESS}
+    by_outcome = {Move.SUCCEED, Move.RETRY, Move.GIVE_UP, Move.LATE_SUCCESS, Move.DOUBT}
     found, new = {status}, {status}
     while new:
         new = {to for s in new for move, to in MOVES[s].items() if move in by_outcome} - found

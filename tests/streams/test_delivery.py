@@ -20,11 +20,11 @@ def test_every_stored_state_has_its_moves() -> None:
 
 
 def test_terminal_states_are_left_only_by_name() -> None:
-    """Delivered is for ever; the dead and the cancelled only turn out to have arrived, or are replayed."""
+    """Delivered is for ever; the dead turn out to have arrived, or people decide; the cancelled may have arrived."""
     assert {state: set(MOVES[state]) for state in TERMINAL} == {
         State.SUCCEEDED: set(),
-        State.DEAD: {Move.LATE_SUCCESS, Move.REPLAY},
-        State.CANCELLED: {Move.LATE_SUCCESS},
+        State.DEAD: {Move.LATE_SUCCESS, Move.CONFIRM, Move.REPLAY, Move.CANCEL},
+        State.CANCELLED: {Move.LATE_SUCCESS, Move.DOUBT},
     }
 
 
@@ -53,7 +53,7 @@ def test_walks(start: State, moves: list[Move]) -> None:
         assert state in MOVES
         assert before is not State.SUCCEEDED
         if before in TERMINAL:
-            assert move in {Move.LATE_SUCCESS, Move.REPLAY}
+            assert move not in {Move.SUCCEED, Move.RETRY, Move.GIVE_UP, Move.RELEASE}
 
 
 def test_words_that_are_stored() -> None:
@@ -63,5 +63,5 @@ def test_words_that_are_stored() -> None:
     }
     assert {kind.value for kind in Kind} == {"succeeded", "retry", "dead", "unknown"}
     assert {cause.value for cause in Cause} == {
-        *("refused", "attempts_exhausted", "too_old", "unknown_confirm_first")
+        *("refused", "attempts_exhausted", "too_old", "unknown_confirm_first", "not_delivered")
     }

@@ -1,6 +1,7 @@
 -- Cancelled while a send was under way that may have arrived: nobody may call that cancelled.
 UPDATE delivery
-SET status = 'dead', cause = %(unknown)s, attempts = greatest(delivery.attempts, stage.number),
+SET status = 'dead', cause = %(unknown)s,
+    attempts = greatest(delivery.attempts, stage.number - (NOT stage.counted)::integer),
     last_status_code = stage.status_code, last_error = stage.reason, updated_at = now()
 FROM outcome_stage AS stage
 JOIN event USING (source, event_id)
