@@ -38,7 +38,8 @@ class PartnerKeys:
 
     @property
     def open(self) -> str:
-        """Hash: delivery → where it is (`lane/entry`, `delay:60/entry`) or `done:<attempt_id>`."""
+        """Hash: delivery → where it is (`lane/entry`, `delay:60/entry`; `cancel:<number>:lane/entry` where it was
+        cancelled in a hand), or `done:<attempt_id>`, `done:cancel/<number>`."""
         return f"{self.base}:open"
 
     @property
