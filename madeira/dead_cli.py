@@ -261,7 +261,9 @@ def _cancelling(name: str, *, dead_ones: bool, text: str) -> click.Command:
         if not dry_run and not why:
             raise click.UsageError("say --why: for the audit row, and for whoever looks for the payment")
         if yes and which == Filter():
-            raise click.UsageError("with --yes say which are meant: one of --partner, --job, --event, --date, …")
+            raise click.UsageError(
+                "with --yes say which are meant: one of --partner, --job, --event, --date, …"
+            )
         sys.exit(
             asyncio.run(
                 doing.cancel_deliveries(

@@ -12,17 +12,18 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
+from pipelines.attempt import Hand, Timing, policy_of, settle_outcome
 from pipelines.dead_letters import Filter, resolve
 from pipelines.reconcile import look
 from pipelines.replay import CONFIRM_FIRST, MAY_HAVE_ARRIVED, NO_PARTNER, Replay
 from pipelines.route import Route
 from pipelines.router import Router
 from sinks.snapshot import snapshot
-from streams.delivery import Kind, State
+from streams.delivery import Kind, Retry, State
 from streams.envelope import Lane, decode
 from tests.pipelines.dead import dead, end, fed, replay, taken
 from tests.pipelines.live import TO_KEY, Live, event
-from tests.pipelines.night import JOB, Night, night
+from tests.pipelines.night import JOB, WORKER, Night, night
 
 TODAY = date(2026, 3, 5)
 ALL = Filter()
@@ -303,3 +304,23 @@ async def test_what_no_route_sends_there_today_stays_dead(shop: Live) -> None:
     again = Route("now", ("AB",), body="{second: n}")
     await replay(shop.night, again).replay(ALL, today=TODAY, who="ann", current_route=True, dry_run=True)
     assert await shop.night.sql("SELECT convert_from(body, 'UTF8') FROM reshaped") == [('{"first":1.0}',)]
+
+
+@pytest.mark.parametrize(("before", "state"), [(0, State.DEAD), (12, State.RETRYING)])
+async def test_a_replayed_delivery_has_all_its_attempts_again(
+    before: int, state: State, tonight: Night
+) -> None:
+    """The thirteenth attempt of an old event is its last, unless it is the first since a replay of just now."""
+    await tonight.release(1)
+    await tonight.sql(
+        "UPDATE delivery SET attempts = 12, attempts_before = %(b)s, replayed_at = %(at)s",
+        b=before,
+        at=datetime.now(UTC) if before else None,
+    )
+    await fed(tonight)
+    [entry] = await taken(tonight)
+    bank = tonight.partners["AB"]
+    hand = Hand(bank, policy_of(bank), entry, decode(entry.envelope), 1, WORKER)
+    now = datetime.now(UTC)
+    ended = settle_outcome(hand, Retry("503", may_have_arrived=False), Timing(now, now, now))
+    assert (ended.attempt.number, ended.attempt.state) == (13, state)
