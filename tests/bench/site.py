@@ -50,6 +50,7 @@ allow_private = true
 _SILENT = """\
 timeout = "1s"
 max_attempts = 1
+breaker_failures = 0
 """
 _SOURCE = """
 [sources.{durability}]
