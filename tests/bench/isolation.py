@@ -31,8 +31,8 @@ class Isolation:
 def measure(site: Site, *, runs: int = 5, seconds: int = 10) -> Isolation:
     """Runs in turn without and with the silent partner; the first one's batch goes on through all of them.
 
-    The silent one has no breaker, which would spare it and us, and gets a hundred events a second, each of which holds
-    a connection for its whole timeout: it is always at the most requests that it may have without an answer.
+    The silent one has no breaker, which would spare it and us, and gets a hundred events a second, each of which
+    holds a connection for its whole timeout: it is always at the most requests that it may have without an answer.
     """
     alone, beside = [], []
     with beside_batch(site, rows=QPS * runs * (seconds + 5) * 2, others=(_SILENT,)) as serving:
