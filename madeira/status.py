@@ -236,7 +236,8 @@ def _partner_problems(each: PartnerStatus, store: Store, released: datetime | No
         )
         found.append(
             f"{each.name} is down since {show.moment(from_us(broken.since_us))} ({broken.reason}), {backlog:,} "
-            f"deliveries wait and lose no attempt, {probe}: ask the partner; it goes on by itself once a probe is answered"
+            f"deliveries wait and lose no attempt, {probe}: ask the partner; it goes on by itself once a probe is "
+            "answered"
         )
     elif each.gauge.paused_until_us > store.now.timestamp() * 1_000_000:
         pass  # it asked for this pause itself

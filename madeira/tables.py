@@ -249,7 +249,7 @@ class PartnerTable(_Table):
     )
     allowed_hosts: Annotated[tuple[str, ...], PlainValidator(live.hosts)] = Field(
         default=(),
-        description="Hosts besides the endpoint's own that a `target_uri` may name; without a port, the scheme's own.",
+        description="Hosts besides the endpoint's own that a `target_uri` may name; without a port the scheme's own.",
         examples=['["alt.example", "alt.example:8443"]'],
     )
     tags: Annotated[tuple[tuple[str, str], ...], PlainValidator(live.tags)] = Field(
