@@ -139,7 +139,7 @@ async def ingest(transit: Transit, events: Sequence[Inbound], *, remember: Seque
         for i, event in enumerate(events):
             places.setdefault(transit.keys.inbound_of(event.source, event.event_id), []).append(i)
     replies = await transit.scripts.ingest(
-        transit.waiting,
+        transit.wire,
         [
             (
                 [shard.stream, *(shard.seen(events[i].source, events[i].event_id) for i in some)],

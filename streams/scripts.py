@@ -323,23 +323,22 @@ class Scripts:
                 raise TypeError(f"feed answered {reply!r}")
 
     async def ingest(
-        self, through: Redis, shards: Sequence[tuple[Sequence[str], Sequence[bytes]]]
+        self, wire: Wire, shards: Sequence[tuple[Sequence[str], Sequence[bytes]]]
     ) -> tuple[list[int | bytes], ...]:
         """For each shard: its stream and the marks, and what `ingest.lua` wants of each event. See `streams.inbound`.
 
-        All in one round trip `through` a client without a limit of its own, within 5 s. Raises `StoreUnavailable`,
-        also where memory is full.
+        All in one round trip. Raises `StoreUnavailable`, also where memory is full.
         """
         calls: list[tuple[str | int | bytes, ...]] = [
             ("EVALSHA", _INGEST.sha, len(keys), *keys, *arguments) for keys, arguments in shards
         ]
         with reached():
-            replies = await _at_once(through, calls)
+            replies = await wire.ask(calls)
             for i, call in enumerate(calls):
                 reply = replies[i]
                 if isinstance(reply, NoScriptError):
                     # Certain not to have run, so this is no second try.
-                    [reply] = await _at_once(through, [("EVAL", _INGEST.text, *call[2:])])
+                    [reply] = await wire.ask([("EVAL", _INGEST.text, *call[2:])])
                 if isinstance(reply, Exception):
                     raise reply
                 replies[i] = reply
@@ -511,27 +510,53 @@ def _breaker(breaker: Breaker) -> tuple[int, ...]:
     return (breaker.failures, *(wait // timedelta(microseconds=1) for wait in waits))
 
 
-async def _at_once(through: Redis, calls: Sequence[tuple[str | int | bytes, ...]]) -> list[object]:
-    """What each command answers, its own error in place of an answer; all of them within 5 s.
+class Wire:
+    """Asks Redis several things in one round trip, over connections that it keeps between two questions.
 
-    redis-py's pipeline does the same in twice the time: it packs in Python and looks at each answer several times.
+    A pool looks at a connection whenever it gives it out, and redis-py's pipeline packs in Python and looks at each
+    answer several times: together three times what the intake's question itself costs.
     """
-    pool = through.connection_pool
-    answers: list[object] = []
-    async with asyncio.timeout(_WITHIN_S):
-        connection: AbstractConnection = await pool.get_connection()  # type: ignore[no-untyped-call] # redis-py's
-        try:
-            # hiredis' stub means tuples of one element.
-            await connection.send_packed_command([pack_command(call) for call in calls])  # type: ignore[arg-type]
-            for _ in calls:
-                try:
-                    answers.append(await connection.read_response())
-                except ResponseError as error:
-                    answers.append(error)
-        except BaseException:
-            # An answer that is still to come would be taken for that to the next question.
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await pool.release(connection)
-    return answers
+
+    __slots__ = ("_idle", "_pool", "_turns")
+
+    def __init__(self, redis: Redis, *, connections: int = 4) -> None:
+        """`connections` must be fewer than the client's: those that are kept do not go back to its pool."""
+        self._pool = redis.connection_pool
+        self._idle: list[AbstractConnection] = []
+        self._turns = asyncio.Semaphore(connections)
+
+    async def ask(self, calls: Sequence[tuple[str | int | bytes, ...]]) -> list[object]:
+        """What each command answers, its own error in place of an answer; all of them within 5 s.
+
+        Raises redis-py's errors and `TimeoutError`. A connection that fails is closed, and the next question takes
+        another one: an answer that is still to come would be taken for the one to that.
+        """
+        answers: list[object] = []
+        async with asyncio.timeout(_WITHIN_S), self._turns:
+            connection = self._idle.pop() if self._idle else await self._fresh()
+            try:
+                # hiredis' stub means tuples of one element.
+                await connection.send_packed_command(
+                    [pack_command(call) for call in calls],  # type: ignore[arg-type]
+                    check_health=False,
+                )
+                for _ in calls:
+                    try:
+                        answers.append(await connection.read_response())
+                    except ResponseError as error:
+                        answers.append(error)
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                await self._pool.release(connection)
+                raise
+            self._idle.append(connection)
+        return answers
+
+    async def close(self) -> None:
+        """Give all connections back to the pool, which closes them."""
+        while self._idle:
+            await self._pool.release(self._idle.pop())
+
+    async def _fresh(self) -> AbstractConnection:
+        connection: AbstractConnection = await self._pool.get_connection()  # type: ignore[no-untyped-call] # redis-py's
+        return connection

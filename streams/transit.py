@@ -10,7 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from streams.keys import Keys
-from streams.scripts import Scripts
+from streams.scripts import Scripts, Wire
 
 SOCKET_TIMEOUT_S = 5.0
 
@@ -38,21 +38,24 @@ class Transit:
     """Redis as Madeira uses it: the client, the scripts and how keys are spelled.
 
     `waiting` has connections of its own, on which a call takes as long as its caller lets it: for reads that block,
-    and for the intake, whose calls a limit inside redis-py would cost a task each.
+    and for `wire`, the intake's, to which a limit inside redis-py would cost a task for each call.
     """
 
     redis: Redis
     scripts: Scripts
     keys: Keys
     waiting: Redis
+    wire: Wire
 
     @classmethod
     def open(cls, url: str, prefix: str = "madeira", *, connections: int = 8) -> Self:
         """Connects at the first command, not here."""
         redis = connect(url, connections=connections)
-        return cls(redis, Scripts(redis), Keys(prefix), connect(url, limited=False))
+        waiting = connect(url, limited=False)
+        return cls(redis, Scripts(redis), Keys(prefix), waiting, Wire(waiting))
 
     async def close(self) -> None:
         """Close every connection of the pool."""
         await self.redis.aclose()
+        await self.wire.close()
         await self.waiting.aclose()
