@@ -22,7 +22,7 @@ from aiohttp import web
 from aiolimiter import AsyncLimiter
 
 from madeira.format import Mistake, read, trace_of
-from madeira.inlet import Held, Room, body_of, claim_of, content_fault
+from madeira.inlet import Room, body_at_hand, body_of, claim_of, content_fault
 from madeira.metrics import CONTENT_TYPE, Endpoint, Refusal
 from madeira.problem import JSON, NDJSON, Answer, Kind, problem
 from pipelines import intake
@@ -322,9 +322,12 @@ class Api:
         held = self._room.held()
         try:
             # Before the signature everybody has the largest limit: a source's own would say that it exists.
-            body = await self._body(request, held, claim.source, self._largest if one else BULK_BODY)
+            limit = self._largest if one else BULK_BODY
+            body = body_at_hand(request, held, limit=limit)
+            if body is None:
+                body = await body_of(request, held, limit=limit, within=self._body_within)
             if isinstance(body, Answer):
-                return body
+                return self._without(body, claim.source)
             door = self._proved(claim.source, body, timestamp=claim.timestamp, signature=claim.signature)
             if isinstance(door, Answer):
                 return door
@@ -334,14 +337,11 @@ class Api:
         finally:
             held.give_back()
 
-    async def _body(self, request: web.BaseRequest, held: Held, source: str, limit: int) -> bytes | Answer:
-        body = await body_of(request, held, limit=limit, within=self._body_within)
-        if isinstance(body, Answer):
-            reason = {408: Refusal.SLOW, 413: Refusal.SIZE, 503: Refusal.STORE}.get(
-                body.status, Refusal.FORMAT
-            )
-            self._counts.refused(source, reason)
-        return body
+    def _without(self, answer: Answer, source: str) -> Answer:
+        """The answer to a request whose body did not come, counted."""
+        reason = {408: Refusal.SLOW, 413: Refusal.SIZE, 503: Refusal.STORE}.get(answer.status, Refusal.FORMAT)
+        self._counts.refused(source, reason)
+        return answer
 
     def _proved(self, source: str, message: bytes, *, timestamp: str, signature: str) -> _Door | Answer:
         """The door of whoever signed these bytes, if they did."""

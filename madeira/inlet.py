@@ -109,6 +109,17 @@ class Held:
         self.size = 0
 
 
+def body_at_hand(request: web.BaseRequest, held: Held, *, limit: int) -> bytes | Answer | None:
+    """The whole body where it came with the head, as most do, or the answer that it is too large; else None."""
+    content = request.content
+    if not content.is_eof():
+        return None
+    body = content.read_nowait(-1)
+    if len(body) > limit:
+        return _too_large(limit)
+    return body if held.more(len(body)) else _no_room()
+
+
 async def body_of(request: web.BaseRequest, held: Held, *, limit: int, within: timedelta) -> bytes | Answer:
     """The whole body, at most `limit` bytes, all of it `within` that time; else the answer that says so.
 
@@ -119,12 +130,6 @@ async def body_of(request: web.BaseRequest, held: Held, *, limit: int, within: t
         return _too_large(limit)
     content = request.content
     try:
-        if content.is_eof():
-            # It came with the head, as most do.
-            body = content.read_nowait(-1)
-            if len(body) > limit:
-                return _too_large(limit)
-            return body if held.more(len(body)) else _no_room()
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(_CONTINUE)
         pieces, size = [], 0
