@@ -47,6 +47,9 @@ _OVERHEAD = 1024
 _ROOM_FOR_S = 0.1
 """So long after Redis took events it is not asked whether it would take more."""
 
+_COMMITS = 2
+"""Flushes into PostgreSQL at a time: while one waits for the disk, the next is written."""
+
 _MOMENT_S = 0.001
 """So long one reading of the clock serves all who ask: it costs more than half the reading of an event."""
 
@@ -103,28 +106,28 @@ _Flush = Callable[[Sequence[Inbound], Sequence[timedelta]], Awaitable[Sequence[A
 
 
 class _Gathering:
-    """Calls for one store. One flush is under way at a time; what comes meanwhile goes with the next."""
+    """Calls for one store. At most `at_once` flushes are under way; what comes meanwhile goes with the next."""
 
-    def __init__(self, flush: _Flush) -> None:
+    def __init__(self, flush: _Flush, *, at_once: int) -> None:
         self._flush = flush
+        self._at_once = at_once
         self._calls: deque[_Call] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, call: _Call) -> None:
         self._calls.append(call)
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
+        if len(self._tasks) < self._at_once:
+            task = asyncio.create_task(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        if self._task is not None:
-            await self._task
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _run(self) -> None:
-        try:
-            while calls := self._together():
-                await self._serve(calls)
-        finally:
-            self._task = None
+        while calls := self._together():
+            await self._serve(calls)
 
     def _together(self) -> list[_Call]:
         calls: list[_Call] = []
@@ -182,8 +185,8 @@ class Intake:
         self._deadline = deadline
         self._most_waiting = most_waiting
         self._gatherings = {
-            Durability.POSTGRES: _Gathering(self._into_postgres),
-            Durability.REDIS: _Gathering(self._into_redis),
+            Durability.POSTGRES: _Gathering(self._into_postgres, at_once=_COMMITS),
+            Durability.REDIS: _Gathering(self._into_redis, at_once=1),
         }
         self._waiting = self._waiting_bytes = 0
         self._closing = False
@@ -229,11 +232,14 @@ class Intake:
         self._waiting += len(events)
         self._waiting_bytes += size
         try:
-            for call in calls:
-                gathering.add(call)
             if len(calls) == 1:
+                gathering.add(calls[0])
                 return await calls[0].answers
-            return [answer for call in calls for answer in await call.answers]
+            answers: list[Answer] = []
+            for call in calls:  # one after the other, for flushes may overtake each other
+                gathering.add(call)
+                answers += await call.answers
+            return answers
         finally:
             for call in calls:
                 call.answers.cancel()

@@ -86,7 +86,7 @@ def _measure(place: Site, parts: list[str], results: dict[str, Any], *, rounds: 
             case "load":
                 results[part] = asdict(load.measure(place, rows=rows))
             case "ingest":
-                results[part] = [asdict(each) for each in ingest.measure(place, rounds=rounds)]
+                results[part] = [asdict(each) for each in ingest.measure(place, rounds=max(5, rounds))]
             case "bulk":
                 results[part] = asdict(bulk.measure(place, rounds=rounds + 2))
             case "live":
