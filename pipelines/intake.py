@@ -117,17 +117,21 @@ class _Gathering:
     def add(self, call: _Call) -> None:
         self._calls.append(call)
         if len(self._tasks) < self._at_once:
-            task = asyncio.create_task(self._run())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.add(asyncio.create_task(self._run()))
 
     async def finish(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _run(self) -> None:
-        while calls := self._together():
-            await self._serve(calls)
+        try:
+            while calls := self._together():
+                await self._serve(calls)
+        finally:
+            # At once, not by a callback: until then a call that comes now would wait for nobody.
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
 
     def _together(self) -> list[_Call]:
         calls: list[_Call] = []
