@@ -47,9 +47,6 @@ _OVERHEAD = 1024
 _ROOM_FOR_S = 0.1
 """So long after Redis took events it is not asked whether it would take more."""
 
-_COMMITS = 2
-"""Flushes into PostgreSQL at a time: while one waits for the disk, the next is written."""
-
 _MOMENT_S = 0.001
 """So long one reading of the clock serves all who ask: it costs more than half the reading of an event."""
 
@@ -106,32 +103,28 @@ _Flush = Callable[[Sequence[Inbound], Sequence[timedelta]], Awaitable[Sequence[A
 
 
 class _Gathering:
-    """Calls for one store. At most `at_once` flushes are under way; what comes meanwhile goes with the next."""
+    """Calls for one store. One flush is under way at a time; what comes meanwhile goes with the next."""
 
-    def __init__(self, flush: _Flush, *, at_once: int) -> None:
+    def __init__(self, flush: _Flush) -> None:
         self._flush = flush
-        self._at_once = at_once
         self._calls: deque[_Call] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
 
     def add(self, call: _Call) -> None:
         self._calls.append(call)
-        if len(self._tasks) < self._at_once:
-            self._tasks.add(asyncio.create_task(self._run()))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
 
     async def finish(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._task is not None:
+            await self._task
 
     async def _run(self) -> None:
         try:
             while calls := self._together():
                 await self._serve(calls)
         finally:
-            # At once, not by a callback: until then a call that comes now would wait for nobody.
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.discard(task)
+            self._task = None
 
     def _together(self) -> list[_Call]:
         calls: list[_Call] = []
@@ -189,8 +182,8 @@ class Intake:
         self._deadline = deadline
         self._most_waiting = most_waiting
         self._gatherings = {
-            Durability.POSTGRES: _Gathering(self._into_postgres, at_once=_COMMITS),
-            Durability.REDIS: _Gathering(self._into_redis, at_once=1),
+            Durability.POSTGRES: _Gathering(self._into_postgres),
+            Durability.REDIS: _Gathering(self._into_redis),
         }
         self._waiting = self._waiting_bytes = 0
         self._closing = False
@@ -236,14 +229,11 @@ class Intake:
         self._waiting += len(events)
         self._waiting_bytes += size
         try:
-            if len(calls) == 1:
-                gathering.add(calls[0])
-                return await calls[0].answers
-            answers: list[Answer] = []
-            for call in calls:  # one after the other, for flushes may overtake each other
+            for call in calls:
                 gathering.add(call)
-                answers += await call.answers
-            return answers
+            if len(calls) == 1:
+                return await calls[0].answers
+            return [answer for call in calls for answer in await call.answers]
         finally:
             for call in calls:
                 call.answers.cancel()
