@@ -267,8 +267,11 @@ class Metrics:
         *,
         keep: timedelta = timedelta(seconds=1),
         look_at_most: timedelta = timedelta(seconds=2),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`clock` tells the seconds by which the last ten are counted."""
         self._folder = folder
+        self._clock = clock
         self._keep_s = keep.total_seconds()
         self._look_at_most_s = look_at_most.total_seconds()
         self._counts: dict[tuple[Named, tuple[str, ...]], float] = {}
@@ -411,8 +414,8 @@ class Metrics:
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(_FLUSH_AFTER_S, self.flush)
 
-    def flush(self, now: float | None = None) -> None:
-        """Let the other processes see everything that was counted so far. `now` in monotonic seconds."""
+    def flush(self) -> None:
+        """Let the other processes see everything that was counted so far."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -426,7 +429,7 @@ class Metrics:
                 if n:
                     _add(cell, n)
         self._buckets.clear()
-        self._use_pace(int(monotonic() if now is None else now))
+        self._use_pace(int(self._clock()))
         for key, value in self._gauges.items():
             file, name = self._cells(*key)[0]
             file.write_value(name, value, 0.0)

@@ -8,10 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 import pytest
 from hypothesis import given
@@ -38,9 +39,9 @@ AB = Partner(name="AB", endpoint="https://ab.example/", qps=50)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def opened(folder: Path) -> Metrics:
+def opened(folder: Path, clock: Callable[[], float] = monotonic) -> Metrics:
     """Metrics that are shown anew each time, and know AB and the source shop."""
-    metrics = Metrics(folder, keep=NEVER)
+    metrics = Metrics(folder, keep=NEVER, clock=clock)
     metrics.adopt({"AB": AB}, {"shop"})
     return metrics
 
@@ -188,20 +189,18 @@ def test_a_histogram_is_what_was_observed(seconds: list[float]) -> None:
 
 async def test_pace_used_is_the_share_of_ten_seconds(tmp_path: Path) -> None:
     """Over both processes that send; what is older than ten seconds counts no more."""
-    first, second = opened(tmp_path), opened(tmp_path)
-    for metrics, sends in ((first, 100), (second, 150)):
+    now = 0.0
+    first, second = opened(tmp_path, lambda: now), opened(tmp_path, lambda: now)
+    for now, metrics, sends in ((1000.5, first, 100), (1003.5, second, 150)):  # noqa: B007 - the clock reads `now`
         for _ in range(sends):
             metrics.settled("AB", "live", ended())
-        metrics.flush(1000.5)
-    name = "madeira_pace_used_ratio"
-    # A look from a moment within the window, which may not itself move the windows on: no flush of a third one does.
-    third = opened(tmp_path)
-    assert of(await shown(third), name, partner="AB") == pytest.approx(250 / 500)
-    first.flush(1009.0)
-    assert of(await shown(third), name, partner="AB") == pytest.approx(250 / 500)
-    first.flush(1010.0)
-    assert of(await shown(third), name, partner="AB") == pytest.approx(150 / 500)
-    for metrics in (first, second, third):
+        metrics.flush()
+    for now, used in ((1003.5, 250), (1009.9, 250), (1010.0, 150), (1013.0, 0)):  # noqa: B007
+        first.flush()
+        second.flush()
+        samples = await shown(first)
+        assert of(samples, "madeira_pace_used_ratio", partner="AB") == pytest.approx(used / 500)
+    for metrics in (first, second):
         metrics.close()
 
 
