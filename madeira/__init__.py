@@ -12,9 +12,10 @@ In reading order:
 - running: `wiring` (which servers), `worker` (all services of one process), `roster` (its partners), `runtime` (the
   only loops), `supervisor` (several processes), `address` (to listen at), `probes` (what a worker tells over HTTP),
   `metrics`, `backlog` (what waits, for them), `exit` (leaving for certain), `logs`
-- events over HTTP: `serving` (one process that takes them), `api` (every answer), `inlet` (headers, signature, body),
-  `format` (an event, or all its mistakes), `problem` (refusals), `listener` (the socket)
+- events over HTTP: `serving` (one process that takes them), `api` (every request), `inlet` (headers, signature,
+  body), `door` (a source as it is let in, its rate), `format` (an event, or all its mistakes), `answers` (what is
+  said about an event or a line), `problem` (refusals), `listener` (the socket)
 - private servers: `embedded`, `embedded_server`, `embedded_valkey`, `embedded_postgres`
-- one night to look at: `demo`, `demo_stage`, `demo_shop`, `demo_view`, `demo_count`, `banks` (thirteen partners with
-  a ledger)
+- one night to look at: `demo`, `demo_stage`, `demo_shop`, `demo_view`, `demo_count`, `banks` (thirteen
+  partners over HTTP), `bank_ledger` (what they know)
 """

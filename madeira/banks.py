@@ -8,7 +8,7 @@ file first, so what a bank knows survives a kill of anything, this process inclu
     python -m madeira.banks --port-file F --ledger F [--script F] [--host H] [--port N]
 
 The script is JSON: `{"AB": {"unavailable_requests": 40}, "*": {}}`; fields are those of `Bank`, `*` is
-every other bank.
+every other bank. What they book is in `bank_ledger`.
 """
 
 from __future__ import annotations
@@ -16,153 +16,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
-import os
 import signal
 import socket
 import struct
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final, cast
 from zlib import crc32
 
 import msgspec
 import uvloop
 
+from madeira.bank_ledger import SECOND_US, Bank, Books, Entry, Hostile, Ledger, Summary
 from sinks.partner import SignatureScheme
 from sinks.signature import verify
 
-SECOND_US: Final = 1_000_000
 _STALL_EVERY_S: Final = 0.005
-
-Hostile = Literal[
-    "", "never", "drip", "huge", "gzip_bomb", "short_length", "long_length", "html", "redirect", "garbage",
-    "interim_flood", "header_flood", "early_bytes", "hang_up",
-]  # fmt: skip
-
-
-class Bank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one bank behaves. Everything is decided by the request itself or by counting, never by chance.
-
-    `*_every` = k means each id whose CRC-32 is divisible by k. `hostile` answers are for every request, and
-    book nothing.
-    """
-
-    secret: str = ""
-    scheme: SignatureScheme = SignatureScheme.MADEIRA
-    unavailable_s: float = 0
-    """503 for this long after the first request."""
-    unavailable_requests: int = 0
-    """503 for the first so many requests."""
-    soft_fail_every: int = 0
-    """200 `{"success": false, "code": "TRY_LATER"}` at the first try of an id."""
-    refuse_every: int = 0
-    """200 `{"success": false, "code": "REFUSED"}`, always."""
-    refuse_accounts: tuple[str, ...] = ()
-    """400 for an `account_to` that ends so."""
-    slow_ms: int = 0
-    reset_once: bool = False
-    """The first payment that would be booked is booked, then the connection is reset in place of an
-    answer."""
-    status: int = 0
-    """This status to everything; nothing is booked."""
-    answer: str = ""
-    """The body that goes with `status`."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """More headers on every answer."""
-    hostile: Hostile = ""
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the ledger: a request as it arrived, and what was said to it.
-
-    `at_us` is the wall clock, `arrived_us` the monotonic one, both in microseconds. `signed` is None where
-    the bank has no secret. `amount_minor` is the amount in hundredths, None when the body has no amount
-    that fits.
-    """
-
-    bank: str
-    id: str
-    attempt: str
-    at_us: int
-    arrived_us: int
-    sha256: str
-    status: int
-    accepted: bool = False
-    signed: bool | None = None
-    amount_minor: int | None = None
-
-
-class Totals(msgspec.Struct, kw_only=True):
-    """What one bank has received. `duplicates` are ids that came again after they had been accepted."""
-
-    requests: int = 0
-    accepted: int = 0
-    accepted_minor: int = 0
-    duplicate_requests: int = 0
-    duplicates: list[str] = msgspec.field(default_factory=list)
-    other_body: list[str] = msgspec.field(default_factory=list)
-    badly_signed: int = 0
-    without_amount: int = 0
-    most_per_second: int = 0
-
-
-class Summary(msgspec.Struct, kw_only=True):
-    """`GET /_ledger`. `worst_stall_ms` is how long this process was once late to notice anything at all."""
-
-    banks: dict[str, Totals]
-    worst_stall_ms: float
 
 
 class _Order(msgspec.Struct):
     amount: Decimal | None = None
     account_to: str | int = ""
-
-
-class _Books:
-    """One bank's memory, rebuilt from its lines."""
-
-    def __init__(self, behaviour: Bank) -> None:
-        self.behaviour = behaviour
-        self.totals = Totals()
-        self.accepted: dict[str, str] = {}
-        self.tries: Counter[str] = Counter()
-        self.first_us: int | None = None
-        self.reset_done = False
-        self._second: deque[int] = deque()
-
-    def enter(self, entry: Entry) -> None:
-        """Count one line."""
-        totals = self.totals
-        totals.requests += 1
-        self.tries[entry.id] += 1
-        totals.badly_signed += entry.signed is False
-        known = self.accepted.get(entry.id)
-        if known is not None:
-            totals.duplicate_requests += 1
-            if entry.id not in totals.duplicates:
-                totals.duplicates.append(entry.id)
-            if known != entry.sha256 and entry.id not in totals.other_body:
-                totals.other_body.append(entry.id)
-        elif entry.accepted:
-            self.accepted[entry.id] = entry.sha256
-            totals.accepted += 1
-            totals.accepted_minor += entry.amount_minor or 0
-            totals.without_amount += entry.amount_minor is None
-
-    def arrive(self, arrived_us: int) -> None:
-        """Count one arrival in the second that ends with it."""
-        if self.first_us is None:
-            self.first_us = arrived_us
-        second = self._second
-        second.append(arrived_us)
-        while arrived_us - second[0] >= SECOND_US:
-            second.popleft()
-        self.totals.most_per_second = max(self.totals.most_per_second, len(second))
 
 
 class Banks:
@@ -171,12 +49,8 @@ class Banks:
     def __init__(
         self, script: dict[str, Bank], *, ledger: Path, host: str = "127.0.0.1", port: int = 0
     ) -> None:
-        self._script = script
         self._host, self._wanted_port = host, port
-        self._path = ledger
-        self._books: dict[str, _Books] = {}
-        self._encoder = msgspec.json.Encoder()
-        self._file = -1
+        self.ledger = Ledger(script, ledger)
         self._server: asyncio.Server | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._worst_stall_s = 0.0
@@ -184,8 +58,7 @@ class Banks:
         self.port = 0
 
     async def __aenter__(self) -> Banks:
-        self._read_ledger()
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.ledger.open()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: _Connection(self), self._host, self._wanted_port, backlog=1024
@@ -202,7 +75,7 @@ class Banks:
         for connection in list(self.connections):
             connection.abort()
         await self._server.wait_closed()
-        os.close(self._file)
+        self.ledger.close()
 
     def endpoint(self, bank: str) -> str:
         """Where payments to `bank` are posted."""
@@ -210,36 +83,11 @@ class Banks:
 
     def summary(self) -> Summary:
         """What every bank has received so far."""
-        banks = {name: books.totals for name, books in sorted(self._books.items())}
-        return Summary(banks=banks, worst_stall_ms=round(self._worst_stall_s * 1000, 3))
+        return Summary(banks=self.ledger.totals(), worst_stall_ms=round(self._worst_stall_s * 1000, 3))
 
     def entries(self) -> list[Entry]:
         """Every line of the ledger so far, in the order of arrival."""
-        return [msgspec.json.decode(line, type=Entry) for line in self._path.read_bytes().splitlines()]
-
-    def books(self, bank: str) -> _Books:
-        """The memory of one bank, begun when it is first spoken to."""
-        if bank not in self._books:
-            self._books[bank] = _Books(self._script.get(bank) or self._script.get("*") or Bank())
-        return self._books[bank]
-
-    def write(self, entry: Entry) -> None:
-        """Into the file, then into memory."""
-        os.write(self._file, self._encoder.encode(entry) + b"\n")
-        self.books(entry.bank).enter(entry)
-
-    def _read_ledger(self) -> None:
-        if not self._path.exists():
-            return
-        data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) != len(data):  # killed in the middle of a line: that request was never answered
-            os.truncate(self._path, len(whole))
-        for line in whole.splitlines():
-            entry = msgspec.json.decode(line, type=Entry)
-            books = self.books(entry.bank)
-            books.enter(entry)
-            books.reset_done = True
+        return self.ledger.entries()
 
     def _watch(self, due: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -308,7 +156,7 @@ class _Connection(asyncio.Protocol):
             self._answer(404, b'{"error": {"code": "NOT_FOUND"}}')
 
     def _payment(self, bank: str, headers: dict[str, str], body: bytes, arrived_us: int) -> None:
-        books = self._banks.books(bank)
+        books = self._banks.ledger.books(bank)
         behaviour = books.behaviour
         books.arrive(arrived_us)
         key = headers.get("idempotency-key", "")
@@ -317,7 +165,7 @@ class _Connection(asyncio.Protocol):
         status, answer = _decide(books, key, order, arrived_us, signed=signed)
         accepted = status == 200 and answer.startswith(b'{"success": true')
         first_time = accepted and key not in books.accepted
-        self._banks.write(
+        self._banks.ledger.write(
             Entry(
                 bank=bank,
                 id=key,
@@ -446,7 +294,7 @@ def _signed(behaviour: Bank, headers: dict[str, str], body: bytes, key: str) -> 
 
 
 def _decide(
-    books: _Books, key: str, order: _Order, arrived_us: int, *, signed: bool | None
+    books: Books, key: str, order: _Order, arrived_us: int, *, signed: bool | None
 ) -> tuple[int, bytes]:
     """What the bank says, before any rudeness. An id that it has accepted is accepted again, whatever else
     holds."""

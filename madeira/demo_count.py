@@ -12,7 +12,7 @@ import msgspec
 import psycopg
 from psycopg.rows import class_row
 
-from madeira.banks import Summary, Totals
+from madeira.bank_ledger import Summary, Totals
 from madeira.demo_shop import read_book
 from madeira.demo_stage import JOB, DemoBank, DemoFailed
 from pipelines.manifest import NOTHING, Sum

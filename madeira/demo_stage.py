@@ -27,7 +27,7 @@ import msgspec
 import psycopg
 
 from madeira import embedded
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.demo_shop import SOURCE
 from madeira.embedded_server import lock_if_free, write_private
 from sinks.statement import statement

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic, time
 
-from madeira.banks import Bank, Banks
+from madeira.bank_ledger import Bank
+from madeira.banks import Banks
 from sinks.partner import Partner
 from sinks.webhook import Send
 from streams.envelope import Envelope, Lane

@@ -26,7 +26,7 @@ import msgspec
 import psycopg
 import redis
 
-from madeira.banks import Entry
+from madeira.bank_ledger import Entry
 from madeira.embedded import Embedded, EmbeddedError, status
 from madeira.embedded_server import free_port
 from streams.keys import Keys

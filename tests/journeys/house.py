@@ -22,7 +22,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg.rows import TupleRow
 
-from madeira.banks import Bank, Banks, Entry
+from madeira.bank_ledger import Bank, Entry
+from madeira.banks import Banks
 from madeira.settings import Settings, load
 from madeira.worker import Stores, Worker, open_stores
 from pipelines.batch import BatchResult, run_batch

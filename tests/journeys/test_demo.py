@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.demo import play
 from madeira.demo_count import BankCount, Counts, Progress
 from madeira.demo_stage import DemoBank, DemoFailed, Night, due_now, own_folder, whole_night

@@ -22,7 +22,7 @@ import psycopg
 import pytest
 import redis as redis_sync
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.embedded_server import free_port
 from streams.keys import ROUTERS, Keys
 from tests.journeys.house import House, ended_by_itself, house

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.embedded_server import await_end, awaited_pid
 from madeira.embedded_valkey import PrivateValkey
 from streams.delivery import State

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.morning import recorder_passed
 from madeira.wiring import Servers
 from pipelines.balance import Category, Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from tests.journeys.house import house
 
 

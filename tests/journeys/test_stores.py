@@ -11,7 +11,7 @@ import pytest
 import redis as redis_sync
 
 from madeira import commands
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.embedded_server import await_end, awaited_pid
 from madeira.embedded_valkey import PrivateValkey
 from tests.journeys.house import Cable, House, house

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis as redis_sync
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from madeira.commands import scheduler_for
 from pipelines.batch import BatchState
 from scheduler.fire import End

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from madeira.banks import Bank, Banks, Summary
+from madeira.bank_ledger import Bank, Summary
+from madeira.banks import Banks
 from sinks.answer import Answer, Failed
 from sinks.webhook import Webhook
 from tests.partner import attempt, banks, envelope, partner

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from madeira.banks import Bank, Banks
+from madeira.bank_ledger import Bank
+from madeira.banks import Banks
 from madeira.settings import Settings, load
 from madeira.worker import Stores, Worker, new_worker_id, open_stores
 from pipelines.route import BY_ROUTING_KEY, Route

@@ -12,7 +12,8 @@ from typing import cast
 
 import msgspec
 
-from madeira.banks import Bank, Banks
+from madeira.bank_ledger import Bank
+from madeira.banks import Banks
 from pipelines.dispatch import Dispatcher, Outbox
 from sinks.partner import Partner
 from sinks.webhook import Webhook

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from pipelines.dispatch import Dispatcher
 from streams import gauges
 from streams.delivery import State

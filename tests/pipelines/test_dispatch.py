@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from madeira.banks import Bank
+from madeira.bank_ledger import Bank
 from pipelines.dispatch import IDLE_S, Dispatcher
 from sinks.answer import Answer, Failed, SlotMissed
 from sinks.webhook import Send, Webhook

@@ -14,7 +14,7 @@ from time import monotonic
 
 import pytest
 
-from madeira.banks import Bank, Hostile
+from madeira.bank_ledger import Bank, Hostile
 from sinks.address import check_endpoint
 from sinks.answer import Answer, Failed, SlotMissed, Stage
 from sinks.classify import classify
