@@ -16,11 +16,12 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
 from pipelines.route import Addressed, Routed
+from sinks.event_rows import event_rows
 from sinks.journal import clean
 from sinks.statement import statement
 from streams.envelope import encode
 from streams.inbound import Inbound, Waiting
-from streams.money import to_decimal, to_minor
+from streams.money import to_decimal
 from streams.scripts import Feed
 
 log = logging.getLogger(__name__)
@@ -159,32 +160,7 @@ async def insert(connection: Connection, events: Sequence[Inbound]) -> dict[Id, 
     """Write events that were not there, and answer their numbers; one that somebody else just wrote is left out."""
     if not events:
         return {}
-    amounts = [
-        None if e.amount is None or e.currency is None else to_minor(e.amount, e.currency) for e in events
-    ]
-    rows = await _rows(
-        connection,
-        "route/insert",
-        {
-            "sources": [e.source for e in events],
-            "event_ids": [e.event_id for e in events],
-            "event_types": [e.event_type for e in events],
-            "routing_keys": [e.routing_key for e in events],
-            "target_uris": [e.target_uri for e in events],
-            "tenants": [e.tenant for e in events],
-            "tags": [msgspec.json.encode(e.tags).decode() if e.tags else None for e in events],
-            "content_types": [e.content_type for e in events],
-            "bodies": [e.payload for e in events],
-            "hashes": [e.body_sha256 for e in events],
-            "trace_ids": [e.trace_id for e in events],
-            "created_ats": [e.created_at for e in events],
-            "business_dates": [e.business_date for e in events],
-            "amounts": amounts,
-            "currencies": [e.currency for e in events],
-            "order_keys": [e.order_key for e in events],
-            "versions": [e.version for e in events],
-        },
-    )
+    rows = await _rows(connection, "route/insert", {"events": event_rows(events)})
     return {(source, event_id): number for source, event_id, number in rows}
 
 

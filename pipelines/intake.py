@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -24,12 +24,12 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from pipelines.live_source import Durability, LiveSource
 from pipelines.whereabouts import Whereabouts, find
+from sinks.event_rows import event_rows
 from sinks.pool import borrow
 from sinks.statement import statement
 from streams.checkpoint import checkpoint
 from streams.errors import StoreFull, StoreUnavailable
 from streams.inbound import Accepted, Inbound, Ingested, Verdict, ingest
-from streams.money import to_minor
 from streams.pace import ClockMap
 from streams.transit import Transit
 
@@ -426,7 +426,7 @@ async def _insert(
         for event in events
     }
     try:
-        cursor = await connection.execute(statement("intake/accept"), {"events": _rows(events).decode()})
+        cursor = await connection.execute(statement("intake/accept"), {"events": event_rows(events)})
         for source, event_id in await cursor.fetchall():
             known[event_id, source] = fresh[event_id, source]
     except (psycopg.DataError, ValueError) as error:
@@ -439,65 +439,6 @@ async def _insert(
         middle = len(events) // 2
         await _insert(connection, events[:middle], known)
         await _insert(connection, events[middle:], known)
-
-
-class _Row(msgspec.Struct, frozen=True, gc=False):
-    """An event as `intake/accept` takes it; bytes become Base64 on the way."""
-
-    source: str
-    event_id: str
-    event_type: str
-    routing_key: str
-    target_uri: str
-    tenant: str
-    tags: dict[str, str] | None
-    content_type: str
-    body: bytes
-    body_sha256: bytes
-    trace_id: str
-    created_at: datetime
-    business_date: date | None
-    amount_minor: int | None
-    currency: str | None
-    order_key: str | None
-    version: int
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _rows(events: Sequence[Inbound]) -> bytes:
-    """The events as JSON. Raises `MoneyError` for an amount that is not exact."""
-    return _encode(
-        [
-            _Row(
-                event.source,
-                event.event_id,
-                event.event_type,
-                event.routing_key,
-                event.target_uri,
-                event.tenant,
-                event.tags or None,
-                event.content_type,
-                event.payload,
-                event.body_sha256,
-                event.trace_id,
-                event.created_at,
-                event.business_date,
-                _minor(event),
-                event.currency,
-                event.order_key,
-                event.version,
-            )
-            for event in events
-        ]
-    )
-
-
-def _minor(event: Inbound) -> int | None:
-    if event.amount is None or event.currency is None:
-        return None
-    return to_minor(event.amount, event.currency)
 
 
 def _answers(events: Sequence[Inbound], known: Mapping[_Key, _Known | Unstorable]) -> list[Answer]:

@@ -4,16 +4,6 @@ SELECT d.event, d.partner, e.source, e.batch_id IS NULL, d.status, d.cause, e.cu
 FROM delivery AS d
 JOIN event AS e ON e.id = d.event
 WHERE d.status IN ('held', 'pending', 'retrying')
-  AND (%(partner)s::text IS NULL OR d.partner = %(partner)s)
-  AND (%(cause)s::text IS NULL OR d.cause = %(cause)s)
-  AND (%(source)s::text IS NULL OR e.source = %(source)s)
-  AND (%(event_id)s::text IS NULL OR e.event_id = %(event_id)s)
-  AND (%(job)s::text IS NULL OR e.source = %(job)s AND e.batch_id IS NOT NULL)
-  AND (%(day)s::date IS NULL OR coalesce(e.business_date, (e.created_at AT TIME ZONE 'UTC')::date) = %(day)s)
-  AND (%(before)s::timestamptz IS NULL OR e.created_at < %(before)s)
-  AND (%(currency)s::text IS NULL OR e.currency = %(currency)s)
-  AND (%(least)s::bigint IS NULL OR e.amount_minor >= %(least)s)
-  AND (%(most)s::bigint IS NULL OR e.amount_minor <= %(most)s)
-  AND (%(batch)s::boolean IS NULL OR (e.batch_id IS NOT NULL) = %(batch)s)
+--include part/filter
 ORDER BY d.event, d.partner
 FOR UPDATE OF d
