@@ -11,28 +11,39 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from math import ceil
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from aiohttp import web
-from aiolimiter import AsyncLimiter
 
-from madeira.format import Mistake, read, trace_of
+from madeira.answers import (
+    STORE_RETRY_S,
+    Line,
+    LineRefused,
+    LineTaken,
+    Refused,
+    each_line,
+    found_at,
+    judge,
+    line_of,
+    line_refused,
+    mistaken,
+    taken,
+    trace_id_of,
+)
+from madeira.door import Door
+from madeira.format import read, trace_of
 from madeira.inlet import Room, body_at_hand, body_of, claim_of, content_fault
 from madeira.metrics import CONTENT_TYPE, Endpoint, Refusal
 from madeira.problem import JSON, NDJSON, Answer, Kind, problem
-from pipelines import intake
-from pipelines.intake import Away, Intake, Unavailable, Unstorable
+from pipelines.intake import Intake
 from pipelines.live_source import Durability, LiveSource
-from pipelines.whereabouts import Whereabouts
-from sinks.signature import Verifier
 from streams.envelope import EVENT_ID
 from streams.errors import StoreUnavailable
-from streams.inbound import Accepted, Inbound, Verdict
+from streams.inbound import Inbound, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +60,6 @@ _JSON: Final = frozenset({JSON})
 _LINES: Final = frozenset({NDJSON, "application/ndjson", "application/jsonl", JSON})
 _LINES_AT_ONCE: Final = 500  # read without letting others have their turn: about 5 ms
 _MISTAKES_TOLD: Final = 1_000  # of a whole bulk; a line behind them tells its first one and how many more
-_STORE_RETRY_S: Final = 5
 _UNKNOWN: Final = LiveSource("")
 _REASONS: Final = {
     Kind.FORMAT: Refusal.FORMAT,
@@ -65,14 +75,6 @@ _REASONS: Final = {
     Kind.NOT_READY: Refusal.NOT_READY,
     Kind.LEAVING: Refusal.LEAVING,
 }
-_SAID: Final = {verdict: verdict.name.lower() for verdict in Verdict}
-_STORE_WORDS: Final = {
-    Away.POSTGRES: "PostgreSQL does not answer",
-    Away.REDIS: "Redis does not answer",
-    Away.FULL: "Redis is at its memory limit",
-    Away.BUSY: "too many events are waiting",
-    Away.CLOSING: "this process is leaving",
-}
 
 
 class Counts(Protocol):
@@ -83,110 +85,6 @@ class Counts(Protocol):
     def refused(self, source: str, reason: Refusal, n: int = 1) -> None: ...
     def ingested(self, endpoint: Endpoint, seconds: float) -> None: ...
     async def render(self) -> bytes: ...
-
-
-class _Taken(msgspec.Struct, frozen=True):
-    """The body of a 202."""
-
-    status: str
-    event_id: str
-    trace_id: str
-
-
-class _LineTaken(msgspec.Struct, frozen=True):
-    line: int
-    status: str
-    event_id: str
-    trace_id: str
-
-
-class _LineRefused(msgspec.Struct, frozen=True, omit_defaults=True):
-    line: int
-    code: int
-    type: str
-    title: str
-    detail: str
-    status: str = msgspec.field(default_factory=lambda: "refused")  # a factory: it is never left out
-    event_id: str | None = None
-    trace_id: str | None = None
-    errors: tuple[Mistake, ...] = ()
-
-
-_Line = _LineTaken | _LineRefused
-
-
-class _Try(msgspec.Struct, frozen=True):
-    number: int
-    sent_at: datetime | None
-    status_code: int | None
-    outcome: str
-    reason: str
-    may_have_arrived: bool
-
-
-class _Delivery(msgspec.Struct, frozen=True):
-    partner: str
-    status: str
-    attempts: tuple[_Try, ...]
-    possible_duplicate: bool
-    next_attempt_at: datetime | None
-
-
-class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a 200 about an event."""
-
-    event_id: str
-    source: str
-    trace_id: str
-    status: str
-    deliveries: tuple[_Delivery, ...]
-    event_type: str | None = None
-    accepted_at: datetime | None = None
-    reason: str | None = None
-
-
-class _Door:
-    """One source as this process lets it in: its secrets ready for use, its share of the rate."""
-
-    __slots__ = ("_block", "_bought", "posts", "reads", "retry_s", "source", "verifier")
-
-    def __init__(self, source: LiveSource, processes: int) -> None:
-        self.source = source
-        self.verifier = Verifier(source.keys)
-        share = source.rate / processes
-        self.posts = _limiter(share)
-        self.reads = _limiter(share)
-        self.retry_s = ceil(1 / share)
-        self._bought = 0
-        self._block = max(1, min(20, int(share / 100)))
-
-    async def one(self) -> bool:
-        """Whether one more event is within the rate; it is counted.
-
-        Bought from the limiter in blocks of at most a hundredth of a second's rate, since asking it costs as much as
-        reading an event.
-        """
-        if not self._bought:
-            self._bought = await _spend(self.posts, self._block)
-        if not self._bought:
-            return False
-        self._bought -= 1
-        return True
-
-
-def _limiter(per_second: float) -> AsyncLimiter:
-    return AsyncLimiter(per_second, 1) if per_second >= 1 else AsyncLimiter(1, 1 / per_second)
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    """One event that is not taken, before it is known whether that becomes a line or a whole answer."""
-
-    kind: Kind
-    detail: str
-    errors: tuple[Mistake, ...] = ()
-    event_id: str | None = None
-    trace_id: str | None = None
-    retry_after_s: int | None = None
 
 
 class Api:
@@ -209,8 +107,8 @@ class Api:
         self._body_within = body_within
         self._room = Room(most_held)
         self._troubles = troubles
-        self._doors: dict[str, _Door] = {}
-        self._nobody = _Door(_UNKNOWN, 1)
+        self._doors: dict[str, Door] = {}
+        self._nobody = Door(_UNKNOWN, 1)
         self._unready: frozenset[str] = frozenset()
         self._largest = _UNKNOWN.max_body
         self._openapi = OPENAPI.read_bytes()
@@ -228,7 +126,7 @@ class Api:
         self._doors = {
             name: before[name]
             if name in before and before[name].source == source
-            else _Door(source, self._processes)
+            else Door(source, self._processes)
             for name, source in sources.items()
         }
         self._unready = frozenset(unready)
@@ -309,7 +207,7 @@ class Api:
     async def _post(self, request: web.BaseRequest, endpoint: Endpoint) -> Answer:
         one = endpoint is Endpoint.ONE
         if self._leaving:
-            return self._refuse("", _Refused(Kind.LEAVING, "try again at once", retry_after_s=1)).closing()
+            return self._refuse("", Refused(Kind.LEAVING, "try again at once", retry_after_s=1)).closing()
         now = self._intake.now()
         claim = claim_of(request, now_s=now.timestamp())
         if isinstance(claim, Answer):
@@ -343,17 +241,17 @@ class Api:
         self._counts.refused(source, reason)
         return answer
 
-    def _proved(self, source: str, message: bytes, *, timestamp: str, signature: str) -> _Door | Answer:
+    def _proved(self, source: str, message: bytes, *, timestamp: str, signature: str) -> Door | Answer:
         """The door of whoever signed these bytes, if they did."""
         if source in self._unready:
             return self._refuse(
-                source, _Refused(Kind.NOT_READY, "a secret of the source is not set", retry_after_s=60)
+                source, Refused(Kind.NOT_READY, "a secret of the source is not set", retry_after_s=60)
             )
         door = self._doors.get(source, self._nobody)
         if not door.verifier.fits(message, timestamp=timestamp, signature=signature):
             return self._refuse(
                 source,
-                _Refused(
+                Refused(
                     Kind.SIGNATURE,
                     "the source is not known, or none of its secrets made this signature over"
                     " timestamp, newline and the raw body (the path where there is no body)",
@@ -361,14 +259,12 @@ class Api:
             )
         return door
 
-    async def _one(self, door: _Door, body: bytes, now: datetime, traceparent: str | None) -> Answer:
+    async def _one(self, door: Door, body: bytes, now: datetime, traceparent: str | None) -> Answer:
         source = door.source
         if len(body) > source.max_body:
-            return self._refuse(
-                source.name, _Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken")
-            )
+            return self._refuse(source.name, Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken"))
         if not await door.one():
-            return self._refuse(source.name, _over_rate(door))
+            return self._refuse(source.name, door.over_rate())
         event = read(
             body,
             source=source.name,
@@ -377,21 +273,16 @@ class Api:
             trace_id=trace_of(traceparent) or self._new_trace(),
         )
         if not isinstance(event, Inbound):
-            return self._refuse(source.name, _mistaken(event))
+            return self._refuse(source.name, mistaken(event))
         [answer] = await self._intake.accept((event,), source)
-        judged = _judge(event, answer)
-        if isinstance(judged, _Refused):
+        judged = judge(event, answer)
+        if isinstance(judged, Refused):
             return self._refuse(source.name, judged)
         if judged is Verdict.ACCEPTED:
             self._counts.accepted(source.name, source.durability)
         else:
             self._counts.duplicate(source.name, source.durability)
-        trace_id = _trace_id(answer)
-        return Answer(
-            202,
-            msgspec.json.encode(_Taken(_SAID[judged], event.event_id, trace_id)),
-            headers=f"X-Trace-Id: {trace_id}\r\n",
-        )
+        return taken(judged, event.event_id, trace_id_of(answer))
 
     def _new_trace(self) -> str:
         """16 random bytes in hex, from a block of them: a call of the system for each event is felt."""
@@ -400,7 +291,7 @@ class Api:
             self._traces = [fresh[at : at + 32] for at in range(0, len(fresh), 32)]
         return self._traces.pop()
 
-    def _refuse(self, source: str, refused: _Refused) -> Answer:
+    def _refuse(self, source: str, refused: Refused) -> Answer:
         self._counts.refused(source, _REASONS[refused.kind])
         return problem(
             refused.kind,
@@ -412,13 +303,11 @@ class Api:
 
     # --------------------------------------------------------------------------------------- many at once
 
-    async def _many(self, door: _Door, body: bytes, now: datetime) -> Answer:
+    async def _many(self, door: Door, body: bytes, now: datetime) -> Answer:
         lines = body.split(b"\n")
         if len(lines) - (lines[-1] == b"") > BULK_LINES:
-            return self._refuse(
-                door.source.name, _Refused(Kind.SIZE, f"at most {BULK_LINES} lines are taken")
-            )
-        told: dict[int, _Line] = {}
+            return self._refuse(door.source.name, Refused(Kind.SIZE, f"at most {BULK_LINES} lines are taken"))
+        told: dict[int, Line] = {}
         flushes = []
         over = False
         async with asyncio.TaskGroup() as group:
@@ -429,10 +318,10 @@ class Api:
                 ]
                 numbered = [(number, line) for number, line in numbered if line]
                 # After the first that is over the rate all are: whoever sends the rest again keeps their order.
-                allowed = 0 if over else await _spend(door.posts, len(numbered))
+                allowed = 0 if over else await door.many(len(numbered))
                 over = allowed < len(numbered)
                 for number, _ in numbered[allowed:]:
-                    told[number] = _line(number, _over_rate(door))
+                    told[number] = line_refused(number, door.over_rate())
                 events = await self._read_lines(door.source, numbered[:allowed], now, told)
                 if events:
                     taking = self._intake.accept([event for _, event in events], door.source)
@@ -440,7 +329,7 @@ class Api:
                 await asyncio.sleep(0)
         for events, task in flushes:
             for (number, event), answer in zip(events, task.result(), strict=True):
-                told[number] = _line_of(number, event, answer)
+                told[number] = line_of(number, event, answer)
         return self._tell(door.source, [told[number] for number in sorted(told)])
 
     async def _read_lines(
@@ -448,16 +337,16 @@ class Api:
         source: LiveSource,
         lines: Sequence[tuple[int, bytes]],
         now: datetime,
-        told: dict[int, _Line],
+        told: dict[int, Line],
     ) -> list[tuple[int, Inbound]]:
         events = []
         room = _MISTAKES_TOLD - sum(
-            len(line.errors) for line in told.values() if isinstance(line, _LineRefused)
+            len(line.errors) for line in told.values() if isinstance(line, LineRefused)
         )
         for number, line in lines:
             if len(line) > source.max_body:
-                told[number] = _line(
-                    number, _Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken")
+                told[number] = line_refused(
+                    number, Refused(Kind.SIZE, f"at most {source.max_body} bytes are taken")
                 )
                 continue
             event = read(
@@ -471,22 +360,22 @@ class Api:
                 events.append((number, event))
             else:
                 room -= len(event)
-                told[number] = _line(number, _mistaken(event, all_of_them=room >= 0))
+                told[number] = line_refused(number, mistaken(event, all_of_them=room >= 0))
                 await asyncio.sleep(0)  # to find out what is wrong takes ten times as long as to read
         return events
 
-    def _tell(self, source: LiveSource, lines: Sequence[_Line]) -> Answer:
+    def _tell(self, source: LiveSource, lines: Sequence[Line]) -> Answer:
         """One answer for all lines; 503 where nothing but a store is the reason for every one."""
         counted: dict[str | Kind, int] = {}
         for line in lines:
-            key = line.status if isinstance(line, _LineTaken) else _KINDS[line.type]
+            key = line.status if isinstance(line, LineTaken) else line.kind
             counted[key] = counted.get(key, 0) + 1
         if counted and counted.keys() <= {Kind.STORE, Kind.FULL}:
             refused = lines[0]
-            assert isinstance(refused, _LineRefused)
-            kind = _KINDS[refused.type]
+            assert isinstance(refused, LineRefused)
+            kind = refused.kind
             self._counts.refused(source.name, _REASONS[kind], len(lines))
-            return problem(kind, refused.detail, retry_after_s=_STORE_RETRY_S)
+            return problem(kind, refused.detail, retry_after_s=STORE_RETRY_S)
         for key, n in counted.items():
             if isinstance(key, Kind):
                 self._counts.refused(source.name, _REASONS[key], n)
@@ -494,7 +383,7 @@ class Api:
                 self._counts.accepted(source.name, source.durability, n)
             else:
                 self._counts.duplicate(source.name, source.durability, n)
-        return Answer(200, _encode_lines(lines), NDJSON)
+        return each_line(lines)
 
     # ------------------------------------------------------------------------------------- where is it now
 
@@ -510,139 +399,17 @@ class Api:
         )
         if isinstance(door, Answer):
             return door
-        if not door.reads.has_capacity():
-            return problem(Kind.RATE, _over_rate(door).detail, retry_after_s=door.retry_s)
-        await door.reads.acquire()
+        if not await door.lookup():
+            return problem(Kind.RATE, door.over_rate().detail, retry_after_s=door.retry_s)
         try:
             found = (
                 await self._intake.find(door.source.name, event_id) if EVENT_ID.fullmatch(event_id) else None
             )
         except StoreUnavailable:
-            return problem(Kind.STORE, "the record does not answer", retry_after_s=_STORE_RETRY_S)
+            return problem(Kind.STORE, "the record does not answer", retry_after_s=STORE_RETRY_S)
         if found is None:
             return problem(Kind.NOT_FOUND, "this source has sent no event of that id")
-        return Answer(200, msgspec.json.encode(_event(found)), headers=f"X-Trace-Id: {found.trace_id}\r\n")
-
-
-_KINDS: Final = {kind.type: kind for kind in Kind}
-_encode_lines: Final = msgspec.json.Encoder().encode_lines
-
-
-def _judge(event: Inbound, answer: intake.Answer) -> Verdict | _Refused:
-    """What the sender of one event is told."""
-    if isinstance(answer, Accepted) and answer.verdict is not Verdict.CONFLICT:
-        return answer.verdict
-    match answer:
-        case Accepted():
-            fields = {"source": event.source, "event_id": event.event_id, "trace_id": answer.trace_id}
-            log.warning("id_with_another_body", extra={"fields": fields})
-            return _Refused(
-                Kind.CONFLICT,
-                "the first one stays; send a changed event under an id of its own",
-                event_id=event.event_id,
-                trace_id=answer.trace_id,
-            )
-        case Unavailable():
-            return _Refused(
-                Kind.FULL if answer.away is Away.FULL else Kind.STORE,
-                _STORE_WORDS[answer.away],
-                event_id=event.event_id,
-                retry_after_s=1 if answer.away in (Away.BUSY, Away.CLOSING) else _STORE_RETRY_S,
-            )
-        case Unstorable():
-            return _Refused(
-                Kind.FORMAT,
-                "the record cannot hold this event",
-                errors=(Mistake("$", "cannot be stored"),),
-                event_id=event.event_id,
-                trace_id=event.trace_id,
-            )
-        case _:
-            assert_never(answer)
-
-
-def _trace_id(answer: intake.Answer) -> str:
-    assert isinstance(answer, Accepted)
-    return answer.trace_id
-
-
-def _mistaken(errors: tuple[Mistake, ...], *, all_of_them: bool = True) -> _Refused:
-    more = len(errors) - 1
-    first = f"{errors[0].path} {errors[0].message}"
-    return _Refused(
-        Kind.FORMAT,
-        f"{first}; and {more} more" if more else first,
-        errors=errors if all_of_them else errors[:1],
-    )
-
-
-def _over_rate(door: _Door) -> _Refused:
-    return _Refused(Kind.RATE, f"{door.source.rate} events a second are agreed", retry_after_s=door.retry_s)
-
-
-async def _spend(limiter: AsyncLimiter, events: int) -> int:
-    """How many of so many events are within the rate now; they are counted."""
-    if events <= limiter.max_rate and limiter.has_capacity(events):
-        await limiter.acquire(events)
-        return events
-    for n in range(events):
-        if not limiter.has_capacity():
-            return n
-        await limiter.acquire()
-    return events
-
-
-def _line_of(number: int, event: Inbound, answer: intake.Answer) -> _Line:
-    judged = _judge(event, answer)
-    if isinstance(judged, _Refused):
-        return _line(number, judged)
-    return _LineTaken(number, _SAID[judged], event.event_id, _trace_id(answer))
-
-
-def _line(number: int, refused: _Refused) -> _LineRefused:
-    kind = refused.kind
-    return _LineRefused(
-        number,
-        kind.status,
-        kind.type,
-        kind.title,
-        refused.detail,
-        event_id=refused.event_id,
-        trace_id=refused.trace_id,
-        errors=refused.errors,
-    )
-
-
-def _event(found: Whereabouts) -> _Event:
-    return _Event(
-        event_id=found.event_id,
-        source=found.source,
-        trace_id=found.trace_id,
-        status=found.stage.value,
-        event_type=found.event_type,
-        accepted_at=found.accepted_at,
-        reason=found.reason,
-        deliveries=tuple(
-            _Delivery(
-                sending.partner,
-                sending.status.value,
-                tuple(
-                    _Try(
-                        attempt.number,
-                        attempt.sent_at,
-                        attempt.status_code,
-                        attempt.outcome,
-                        attempt.reason,
-                        attempt.may_have_arrived,
-                    )
-                    for attempt in sending.attempts
-                ),
-                sending.possible_duplicate,
-                sending.next_attempt_at,
-            )
-            for sending in found.deliveries
-        ),
-    )
+        return found_at(found)
 
 
 def _not_allowed(allowed: str) -> Answer:
