@@ -258,8 +258,11 @@ def _tell(scene: _Scene, report: _Report, counts: Counts) -> None:
     view.fact(
         "live",
         f"first sent {waited.median_ms} ms after its 202 in the middle, {waited.p99_ms} ms for 99 of 100, beside the "
-        "batch and at each bank's rate",
+        "batch",
     )
+    if waited.sent_away:
+        longest_s = waited.longest_away_ms / 1000
+        view.fact("", f"{waited.sent_away} for a bank that was away waited for it, {longest_s:.1f} s at most")
     view.fact("", f"{counts.posted_twice} were posted twice by the shop and taken once")
     for problem in report.problems[:5]:
         view.fact("", problem)

@@ -95,11 +95,16 @@ class BankCount:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How long the first sends of live events took from their 202: how many, median and 99th percentile in ms."""
+    """How long the first sends of live events took from their 202: how many, median and 99th percentile in ms.
+
+    Those for banks that were away for a while are apart: how many, and the longest.
+    """
 
     sent: int = 0
     median_ms: int = 0
     p99_ms: int = 0
+    sent_away: int = 0
+    longest_away_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
